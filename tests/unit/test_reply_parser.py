@@ -148,6 +148,12 @@ def test_plain_text_passes(text: str, cuts: list[int]) -> None:
         ('<|python_tag|>{"type": "function", "name": "f", "parameters": {}}', LLAMA3, [("f", "{}")]),
         ('{"name": "f"}', GEMMA, [("f", "{}")]),
         ('Sure.\n<tool_call>{"name": "f", "arguments": {"a', HERMES, [("f", '{"a')]),
+        ('<tool_call>{"arguments": "{\\"a\\": \\"\\\\u00e9\\"}", "name": "f"}', HERMES, [("f", '{"a": "\\u00e9"}')]),
+        ('{"name": "f", "parameters": "{\n\\"a\\": [1]}"}', LLAMA3, [("f", '{\n"a": [1]}')]),
+        ('{"name": "f", "parameters": ""}; {"name": "g", "parameters": "[1]"}', LLAMA3, [("f", "{}"), ("g", "{}")]),
+        ('[TOOL_CALLS][{"name": "f", "arguments": "{\\"a\\": "}]', MISTRAL, [("f", "{}")]),
+        ('[TOOL_CALLS][{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}]', MISTRAL, [("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": "{}', HERMES, [("f", "")]),
     ],
 )  # fmt: skip
 def test_other_ways_to_write_a_call(

@@ -1,12 +1,18 @@
 """Tool calls written as JSON objects, scanned while they are generated.
 
 The scanner knows strings and nesting only, so that it can pass arguments on before they are
-complete, exactly as the model wrote them. It evaluates nothing.
+complete, exactly as the model wrote them. It evaluates nothing but arguments that are written as a
+string, which are passed on when it ends.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
+
+import msgspec
+
+from octavo.text.messages import JsonObject
 
 MAX_NAME = 256  # characters of a function's name
 ARGUMENTS = frozenset(("arguments", "parameters"))
@@ -68,6 +74,7 @@ class CallScanner:
         self._only_arguments = name is not None
         self._object = ObjectScanner()
         self._arguments: list[str] = []  # read but not returned
+        self._quoted: list[str] = []  # of a string that may hold the arguments
 
     @property
     def text(self) -> str:
@@ -92,6 +99,11 @@ class CallScanner:
         scan.step(c)
         if self._only_arguments or (key in ARGUMENTS and max(depth, scan.depth) > 1):
             self._arguments.append(c)
+        elif key in ARGUMENTS and in_string:
+            self._quoted.append(c)
+            if not scan.in_string:
+                self._arguments.append(_object_in("".join(self._quoted)))
+                self._quoted = []
         elif key is None and scan.key is not None:
             self.failed = self.name is None and scan.key not in KEYS
         elif (
@@ -102,3 +114,16 @@ class CallScanner:
         if scan.depth == 0:
             self.done = True
             self.failed = self.name is None
+
+
+def _object_in(string: str) -> str:
+    """The JSON object that a string holds, as it is written there; empty if it holds none.
+
+    string: with its escapes and the quotation mark at its end.
+    """
+    try:
+        text = json.loads(f'"{string}', strict=False)
+        msgspec.json.decode(text, type=JsonObject)
+    except (ValueError, RecursionError):
+        return ""
+    return str(text)
