@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from octavo.text.messages import (
     read_messages,
     read_tools,
     tool_variables,
+    with_short_ids,
 )
 
 
@@ -122,3 +124,22 @@ def test_a_choice_of_no_tool(given: Any) -> None:
     with pytest.raises(RequestError) as error:
         read_tool_choice(given)
     assert error.value.param == "tool_choice"
+
+
+def test_ids_of_calls_are_short_and_still_belong_together() -> None:
+    given: list[dict[str, Any]] = [
+        {"role": "assistant", "tool_calls": [
+            {"id": "call_1", "function": {"name": "f"}}, {"id": "AbCd12345", "function": {"name": "g"}}
+        ]},
+        {"role": "tool", "tool_call_id": "AbCd12345", "content": ""},
+        {"role": "tool", "tool_call_id": "call_1", "content": ""},
+        {"role": "assistant", "tool_calls": [{"function": {"name": n}} for n in "fg"]},
+        {"role": "tool", "content": ""}, {"role": "tool", "content": ""}, {"role": "tool", "content": ""},
+    ]  # fmt: skip
+    messages = with_short_ids(read_messages(given))
+    one, two = (c.id for c in messages[0].tool_calls)
+    assert two == "AbCd12345" and one is not None and re.fullmatch("[0-9a-f]{9}", one)
+    assert [m.tool_call_id for m in messages[1:3]] == [two, one]
+    three, four = (c.id for c in messages[3].tool_calls)
+    assert three != four and [m.tool_call_id for m in messages[4:]] == [three, four, None]
+    assert with_short_ids(read_messages(given)) == messages

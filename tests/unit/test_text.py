@@ -128,6 +128,28 @@ def test_template_equals_plain_jinja(tokenizer: Tokenizer, smollm2: Path) -> Non
         assert ChatTemplate(source, tokenizer).encode(read_messages(messages)) == expected
 
 
+def test_templates_that_demand_short_ids_get_them(tokenizer: Tokenizer) -> None:
+    """Mistral's refuse ids that have not nine characters; ours have more."""
+    check = (
+        "{% if X is not defined or X|length != 9 %}{{ raise_exception('9') }}{% endif %}{{ X }};"
+    )
+    shown = (
+        "{% for m in messages %}{% for c in m.tool_calls %}CALL{% endfor %}"
+        "{% if m.role == 'tool' %}RESULT{% endif %}{% endfor %}{% if tools %}{% endif %}"
+    )
+    strict = shown.replace("CALL", check.replace("X", "c.id"))
+    strict = strict.replace("RESULT", check.replace("X", "m.tool_call_id"))
+    long = "call_" + 24 * "a"
+    said = read_messages([
+        {"role": "assistant", "tool_calls": [{"id": long, "function": {"name": "f"}}]},
+        {"role": "tool", "tool_call_id": long, "content": "1"},
+    ])  # fmt: skip
+    first, second, _ = ChatTemplate(strict, tokenizer).write(said).text.split(";")
+    assert first == second and len(first) == 9
+    plain = ChatTemplate(shown.replace("CALL", "{{ c.id }}"), tokenizer)
+    assert plain.write(said).text == f"{long}RESULT"
+
+
 REFUSED = [  # without much work
     "{{ cycler.__init__.__globals__.os.popen('touch pwned').read() }}",
     "{{ ''.__class__.__mro__ }}",

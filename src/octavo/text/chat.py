@@ -16,7 +16,14 @@ from octavo.checkpoint.files import read_file, read_json
 from octavo.errors import RequestError
 from octavo.sandbox.rendered import Rendered
 from octavo.sandbox.worker import TooCostly, WorkerPool
-from octavo.text.messages import JsonObject, Message, Tool, message_variables, tool_variables
+from octavo.text.messages import (
+    JsonObject,
+    Message,
+    Tool,
+    message_variables,
+    tool_variables,
+    with_short_ids,
+)
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools import THINK, THOUGHT, format_of, without_tools
 
@@ -25,6 +32,7 @@ SECONDS = 1.0  # of CPU time for a conversation
 MEMORY = 512 << 20
 WORKERS = 2  # so that one slow conversation does not hold up the next
 Options = Mapping[str, Any]  # further values for a template, by the names it reads
+ID_OF_NINE = re.compile(r"id['\"\]]* *\| *length *(!=|<) *9\b")  # Mistral's refuse other ids
 ESCAPES = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # noncharacters: never in exchanged text
 
 
@@ -57,6 +65,7 @@ class ChatTemplate:
         self.source, self._tokenizer = source, tokenizer
         self.style = format_of(source)
         self.reasons = THOUGHT in source
+        self._short_ids = ID_OF_NINE.search(source) is not None
         self._takes_parts = "'image'" in source or '"image"' in source
         self._workers = WorkerPool(
             "octavo.sandbox.templates", source.encode("utf-8", "replace"), seconds=SECONDS,
@@ -158,6 +167,8 @@ class ChatTemplate:
             extra["tools"] = [tool_variables(t) for t in tools] or None
         else:
             messages = without_tools(messages, tools, self.style)
+        if self._short_ids:
+            messages = with_short_ids(messages)
         parts = bool(placeholders) and self._takes_parts
         given = [[message_variables(m, parts) for m in messages], extra]
         everything = _json(given, ensure_ascii=False)

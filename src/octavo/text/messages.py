@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ from octavo.errors import InvalidValue, RequestError
 
 JsonObject = dict[str, Any]
 IMAGES = ("image_url", "image")  # parts that hold pictures; the second is Python's
+SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 VIDEOS = ("video_url", "video")  # a URL of a file; also a list of frames
 
 
@@ -216,6 +219,33 @@ def _tool(at: str, given: Mapping[str, Any]) -> Tool:
         raise InvalidValue(
             f'{at} is not {{"type": "function", "function": {{"name": ...}}}}', at
         ) from None
+
+
+def with_short_ids(messages: Sequence[Message]) -> list[Message]:
+    """Messages whose calls and results have ids of nine letters and digits: their own or what is
+    made of them. Where there are none, calls are numbered, and results follow them in order."""
+    out: list[Message] = []
+    calls: list[str | None] = []
+    for i, m in enumerate(messages):
+        if m.tool_calls:
+            made = tuple(
+                msgspec.structs.replace(c, id=_short_id(c.id or f"{i}.{j}"))
+                for j, c in enumerate(m.tool_calls)
+            )
+            m, calls = msgspec.structs.replace(m, tool_calls=made), [c.id for c in made]
+        elif m.role == "tool":
+            own = _short_id(m.tool_call_id) if m.tool_call_id else None
+            answered = own or next(iter(calls), None)
+            calls = [c for c in calls if c != answered]
+            m = msgspec.structs.replace(m, tool_call_id=answered)
+        out.append(m)
+    return out
+
+
+def _short_id(given: str) -> str:
+    if SHORT_ID.fullmatch(given):
+        return given
+    return hashlib.sha256(given.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 def message_variables(message: Message, parts: bool = False, mark: str = "") -> JsonObject:
