@@ -210,6 +210,23 @@ def test_prompt_log_probabilities(server: Server) -> None:
     assert "".join(generated["logprobs"]["tokens"]) == generated["text"]
 
 
+def test_a_prompt_that_is_only_computed_is_found_again(server: Server) -> None:
+    """llama.cpp's n_predict 0, streamed or not."""
+    body = {"model": "smollm2", "prompt": "A prompt that is computed before. " * 20, "n_probs": 1}
+    status, whole = server.post("/completion", body | {"n_predict": 0})
+    assert (status, whole["content"], whole["tokens"]) == (200, "", [])
+    assert (whole["stop_type"], whole["completion_probabilities"]) == ("limit", [])
+    assert (whole["tokens_predicted"], whole["timings"]["predicted_n"]) == (0, 0)
+    assert whole["generation_settings"]["n_predict"] == 0
+    asked = json.dumps(body | {"n_predict": 0, "stream": True}).encode()
+    streamed = server.call("POST", "/completion", asked)[1]
+    (last,) = [json.loads(part.removeprefix("data: ")) for part in streamed.split("\n\n")[:-1]]
+    assert (last["content"], last["stop"], last["stop_type"]) == ("", True, "limit")
+    after = server.post("/completion", body | {"n_predict": 1})[1]
+    assert after["timings"]["cache_n"] == whole["tokens_evaluated"] - 1
+    assert server.post("/completion", {"model": "smollm2", "prompt": [5], "n_predict": 0})[0] == 200
+
+
 def test_best_of(server: Server) -> None:
     body = {"model": "smollm2", "prompt": "A", "max_tokens": 6, "temperature": 1.5, "seed": 3}
     every = server.post("/v1/completions", body | {"n": 5, "logprobs": 0})[1]["choices"]

@@ -108,3 +108,15 @@ def test_decoders_embed_too(server: Server) -> None:
     assert first == server.post("/v1/embeddings", body | {"input": ids})[1]["data"]
     assert first[:1] == server.post("/v1/embeddings", body | {"input": ids[0]})[1]["data"]
     server.wait_idle()
+
+
+def test_without_a_text_ollama_gives_no_vector(encoder: Server) -> None:
+    for nothing in ("", []):
+        body = {"model": "minilm", "input": nothing}
+        expected = {"model": "minilm", "embeddings": [], "prompt_eval_count": 0}
+        assert encoder.post("/api/embed", body) == (200, expected)
+    assert encoder.post("/api/embeddings", {"model": "minilm", "prompt": ""}) == (
+        200,
+        {"embedding": []},
+    )
+    assert encoder.post("/api/embed", {"model": "minilm", "input": [""]})[0] == 400

@@ -83,10 +83,12 @@ def generate_request(body: GenerateBody) -> GenerationRequest:
 
 
 def embed_inputs(body: EmbedBody) -> list[str]:
-    """The texts to embed. Raises InvalidValue."""
+    """The texts to embed; none of a body that only has the model loaded. Raises InvalidValue."""
+    if not body.input:
+        return []
     given = [body.input] if isinstance(body.input, str) else body.input
-    if not 0 < len(given) <= MAX_INPUTS or not all(given):
-        raise InvalidValue(f"input takes 1 to {MAX_INPUTS} texts, none empty", "input")
+    if len(given) > MAX_INPUTS or not all(given):
+        raise InvalidValue(f"input takes up to {MAX_INPUTS} texts, none empty", "input")
     return given
 
 

@@ -62,8 +62,9 @@ def embed_reply(
 def embeddings_reply(
     body: EmbeddingsBody, served: ServedModel, pooled: Sequence[Vector], tokens: int
 ) -> bytes:
-    (vector,) = pooled
-    return encode({"embedding": served.pooling.finish(vector).tolist()})
+    """The vector of the prompt; empty where there was none."""
+    vector = [x for v in pooled for x in served.pooling.finish(v).tolist()]
+    return encode({"embedding": vector})
 
 
 def pull_line(status: str, name: str, progress: DownloadProgress | None) -> bytes:

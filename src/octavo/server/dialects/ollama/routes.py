@@ -32,9 +32,9 @@ DIALECT = Dialect(
             names=lambda _: {"inputs": "input", "prompt": "input"}, answer=replies.Embeddings,
         ),
         EmbedRoute(
-            "/api/embeddings", schemas.EmbeddingsBody, lambda body: [body.prompt],
-            responses.embeddings_reply, names=lambda _: {"inputs": "prompt"},
-            answer=replies.Embedding,
+            "/api/embeddings", schemas.EmbeddingsBody,
+            lambda body: [body.prompt] if body.prompt else [], responses.embeddings_reply,
+            names=lambda _: {"inputs": "prompt"}, answer=replies.Embedding,
         ),
         TextRoute("/api/show", schemas.ShowBody, models.show, answer=replies.Shown),
         FetchRoute(
