@@ -228,7 +228,7 @@ def test_a_refusal_while_running_names_its_cause(params: dict[str, object], fiel
 @pytest.mark.parametrize(
     ("name", "bad"),
     [("beam", BeamSearch(1 << 40)), ("beam", BeamSearch(2, 3)), ("beam", BeamSearch(2, 1, math.nan)),
-     ("thinking", Thinking(1 << 31, [1])), ("thinking", Thinking(-1, [1])), ("thinking", Thinking(1, [1000])), ("thinking", Thinking(1, [1], 1000))],
+     ("thinking", Thinking(1 << 31, [1])), ("thinking", Thinking(-1, [1])), ("thinking", Thinking(1, [1000])), ("thinking", Thinking(1, [1], 1000)), ("thinking", Thinking(1, [1], 1, [1000]))],
 )  # fmt: skip
 def test_bad_searches_and_thoughts(name: str, bad: object) -> None:
     params = SamplingParams(temperature=0, max_tokens=5, **{name: bad})  # type: ignore[arg-type]
@@ -510,16 +510,18 @@ def test_thoughts_end_with_their_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("opening", "expected"),
+    ("opening", "blank", "expected"),
     [
-        (110, [110, 111, 112, 900, 901, 115, 116, 117]),
-        (111, [110, 111, 112, 113, 114, 115, 116, 117]),  # not the first token
+        (110, [], [110, 111, 112, 900, 901, 115, 116, 117]),
+        (111, [], [110, 111, 112, 113, 114, 115, 116, 117]),  # not the first token
+        (112, [110, 111], [110, 111, 112, 113, 114, 900, 901, 117]),
+        (112, [110], [110, 111, 112, 113, 114, 115, 116, 117]),
     ],
 )
 def test_thoughts_that_the_model_opens_end_with_their_budget(
-    opening: int, expected: list[int]
+    opening: int, blank: list[int], expected: list[int]
 ) -> None:
-    thinking = Thinking(budget=2, closing=[900, 901], opening=opening)
+    thinking = Thinking(budget=2, closing=[900, 901], opening=opening, blank=blank)
     e = engine()
     params = SamplingParams(max_tokens=8, temperature=0, thinking=thinking)
     e.add(Request(id="a", prompt=[1] * 10, params=params))

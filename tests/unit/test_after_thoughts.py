@@ -44,9 +44,9 @@ def test_rules_may_have_any_names_and_refer_to_their_start(own: str, text: str) 
 
 def test_a_budget_holds_whoever_opens_the_thoughts() -> None:
     tokenizer = SimpleNamespace(
-        vocabulary={"<think>": 6, "</think>": 7}, encode=lambda text, add_bos: [9]
+        vocabulary={"<think>": 6, "</think>": 7}, blank=[3, 4], encode=lambda text, add_bos: [9]
     )
     model: Any = SimpleNamespace(tokenizer=tokenizer, chat_template=SimpleNamespace(reasons=True))
     by_prompt, by_model = (_bounded(SamplingParams(), 5, model, opened) for opened in (True, False))
     assert by_prompt.thinking == Thinking(5, [7, 9])
-    assert by_model.thinking == Thinking(5, [7, 9], opening=6)
+    assert by_model.thinking == Thinking(5, [7, 9], opening=6, blank=[3, 4])

@@ -82,6 +82,12 @@ def test_user_text_is_never_special(tokenizer: Tokenizer) -> None:
         assert tokenizer.decode(tokenizer.encode(f"a{token}b")) == f"a{token}b"
 
 
+def test_tokens_that_are_white_space(tokenizer: Tokenizer) -> None:
+    blank = [tokenizer.decode([i]) for i in tokenizer.blank]
+    assert {" ", "\n", "\n\n", "\t"} <= set(blank) and not "".join(blank).strip()
+    assert not set(tokenizer.blank) & tokenizer.special.control
+
+
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
     "<|im_start|>assistant:"

@@ -43,22 +43,26 @@ def are_tokens(ids: Collection[int], vocabulary: int) -> bool:
     return not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocabulary)
 
 
+MAX_BLANK = 64
+
+
 class Thinking(msgspec.Struct, frozen=True):
     """A thinking budget: after `budget` tokens without `closing[0]`, `closing` follows.
 
     opening: the token that thoughts begin with where the model writes one first; None: the prompt
-    has opened them.
+    has opened them. blank: tokens that may come before it, up to MAX_BLANK.
     """
 
     budget: int
     closing: list[int]
     opening: int | None = None
+    blank: list[int] = []
 
     def check(self, vocabulary: int) -> None:
         """Raises RequestError naming the field at fault."""
         check_number("thinking_token_budget", self.budget, int, 0, MAX_INT32)
         opening = [] if self.opening is None else [self.opening]
-        if not are_tokens([*self.closing, *opening], vocabulary):
+        if not are_tokens([*self.closing, *opening, *self.blank], vocabulary):
             raise RequestError(
                 "thoughts begin or end with an unknown token", "thinking_token_budget"
             )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from octavo.backends.base import SamplingRow
 from octavo.engine import bitmask
 from octavo.engine.bitmask import Mask
 from octavo.engine.constraint import Constraint
-from octavo.engine.request import SamplingParams
+from octavo.engine.request import MAX_BLANK, SamplingParams
 
 MASK64 = (1 << 64) - 1
 
@@ -117,9 +118,11 @@ class SamplingState:
             return None
         begin = self.prompt
         if thinking.opening is not None:
-            if self.tokens[begin : begin + 1] != [thinking.opening]:
+            first = self.tokens[begin : begin + MAX_BLANK + 1]
+            blank = sum(1 for _ in takewhile(thinking.blank.__contains__, first))
+            if first[blank : blank + 1] != [thinking.opening]:
                 return None  # nothing yet, or no thoughts
-            begin += 1
+            begin += blank + 1
         past = len(self.tokens) - begin - thinking.budget
         if not 0 <= past < len(thinking.closing):
             return None

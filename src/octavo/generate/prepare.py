@@ -337,7 +337,8 @@ def _bounded(
     if not thinking and begin is None:
         return params  # they begin with several tokens, if they do
     closing = [end, *model.tokenizer.encode("\n\n", add_bos=False)]
-    bounded = Thinking(budget, closing, None if thinking else begin)
+    own = () if thinking else (begin, model.tokenizer.blank)
+    bounded = Thinking(budget, closing, *own)
     return msgspec.structs.replace(params, thinking=bounded)
 
 

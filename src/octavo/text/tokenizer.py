@@ -113,6 +113,12 @@ class Tokenizer:
         known = {b for b in self.bytes if len(b) == 1}
         return max(map(len, self.bytes)), bytes(i for i in range(256) if bytes([i]) not in known)
 
+    @cached_property
+    def blank(self) -> list[int]:
+        """The tokens that are white space."""
+        texts = enumerate(b.decode("utf-8", "replace") for b in self.bytes)
+        return [i for i, text in texts if text.isspace()]
+
     def least_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens, without tokenizing, which may take seconds."""
         if self._bounds is None:
