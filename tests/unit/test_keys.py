@@ -22,7 +22,9 @@ from octavo.database import DatabaseError
 from octavo.engine.events import Progress, TokenEvent
 from octavo.engine.request import Request
 from octavo.errors import UsageError
+from octavo.generate.reply import Usage
 from octavo.server import keyring as keyring_module
+from octavo.server.exchange import Exchange
 from octavo.server.guard import Access, guarded
 from octavo.server.keyring import Keyring
 from octavo.server.keys import Key, KeyLimits, KeyStore, digest, today
@@ -211,6 +213,28 @@ def test_usage_is_recorded(store: KeyStore, monkeypatch: pytest.MonkeyPatch) -> 
     assert store.tokens_today() == {"ann": 36, "bob": 1}
     ring = Keyring(store)
     assert [a._day_used for a in ring._known.values()] == [36]
+
+
+def test_what_is_counted_while_it_is_saved_is_not_lost(file: KeyStore) -> None:
+    """A save that comes in the middle of a count waits for its end."""
+    file.create(Key("ann"))
+    ring = Keyring(file)
+    saving = Thread(target=ring.save)
+
+    class Saved(Usage):
+        @property
+        def cached(self) -> int:
+            if not saving.ident:
+                saving.start()
+                saving.join(0.2)  # without waiting it is at its end long before
+            return 0
+
+    used = Saved(completion=5)
+    used.reached[0] = 10
+    ring.count(Exchange(key="ann", model="m", usage=used))
+    saving.join()
+    ring.save()
+    assert [(u.requests, u.prompt, u.completion) for u in file.usage()] == [(1, 10, 5)]
 
 
 def test_servers_count_together(url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import Counter
 
 from octavo.database import DatabaseError
@@ -29,6 +30,7 @@ class Keyring:
         self._accounts: dict[str, Account] = {}  # of all keys there were, by name
         self._known: dict[bytes, Account] = {}
         self._used: dict[Row, Counter[str]] = {}
+        self._counting = threading.Lock()  # saving is done in a thread of its own
         self._away = False
         self._take(store.keys(), store.tokens_today())
 
@@ -54,18 +56,20 @@ class Keyring:
         """Counts what an exchange has used, if one of its keys has sent it."""
         if one.key is None or one.usage is None or one.model is None:
             return
-        row = self._used.setdefault((today(), one.key, one.model), Counter())
-        row["requests"] += 1
-        row["prompt"] += one.usage.seen
-        row["cached"] += one.usage.cached
-        row["completion"] += one.usage.completion
+        with self._counting:
+            row = self._used.setdefault((today(), one.key, one.model), Counter())
+            row["requests"] += 1
+            row["prompt"] += one.usage.seen
+            row["cached"] += one.usage.cached
+            row["completion"] += one.usage.completion
 
     def save(self) -> None:
         """Writes what was counted, and reads the keys if they have changed. May block.
 
         While the keys cannot be read, those that are known stay, and so does what was counted.
         """
-        used, self._used = self._used, {}
+        with self._counting:
+            used, self._used = self._used, {}
         names = ("requests", "prompt", "cached", "completion")
         try:
             if used:
@@ -79,8 +83,9 @@ class Keyring:
             if not self._away:
                 LOG.error("the keys stay as they were: %s", e)
             self._away = True
-            for row, counts in used.items():
-                self._used.setdefault(row, Counter()).update(counts)
+            with self._counting:
+                for row, counts in used.items():
+                    self._used.setdefault(row, Counter()).update(counts)
         else:
             if self._away:
                 LOG.warning("the keys are read again")
