@@ -57,6 +57,32 @@ def test_help_is_quick_and_light(arguments: tuple[str, ...]) -> None:
     assert min(spent) < 0.15
 
 
+@pytest.mark.parametrize(
+    ("read", "code", "said"), [(True, 1, "error: Broken pipe\n"), (False, 0, "")]
+)
+def test_only_a_reader_that_leaves_ends_a_command_well(read: bool, code: int, said: str) -> None:
+    """Not any other pipe that breaks, such as a connection."""
+    script = (
+        "import sys, click; sys.argv = ['octavo', 'models']\n"
+        "from octavo.cli import main, models\n"
+        "models.models = click.Command('models', callback=lambda: (_ for _ in ()).throw(BrokenPipeError(32, 'Broken pipe')))\n"
+        "main.main()"
+    )
+    reader, writer = os.pipe()
+    if not read:
+        os.close(reader)
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (code, said)
+    for end in (reader, writer) if read else (writer,):
+        os.close(end)
+
+
 def test_every_command_has_help() -> None:
     from octavo.cli.main import COMMANDS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shlex
 import sys
 from importlib import import_module
@@ -82,7 +83,11 @@ class _Lazy(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # click would take it for a failure
+        except BrokenPipeError as e:  # click ends without a word
+            if _is_read():
+                from octavo.errors import OctavoError
+
+                raise OctavoError(e.strerror or "broken pipe") from e
             _broken_pipe()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -180,6 +185,17 @@ def _fail(message: str, hints: list[str], code: int) -> NoReturn:
     for hint in hints:
         say(f"  try: {hint}", err=True)
     sys.exit(code)
+
+
+def _is_read() -> bool:
+    """Whether what is printed still has a reader; True where that is not known."""
+    try:
+        output = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        return True
+    poll = select.poll()
+    poll.register(output, 0)  # errors are always told
+    return not poll.poll(0)
 
 
 def _broken_pipe() -> NoReturn:
