@@ -6,19 +6,30 @@ import asyncio
 import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
 
 from octavo.checkpoint import open_checkpoint
 from octavo.errors import RequestError
+from octavo.generate.prepare import prepare
+from octavo.generate.reply import Usage
+from octavo.generate.request import GenerationRequest
 from octavo.server import patience
+from octavo.server.dialects.llama_cpp.responses import CompletionWriter
+from octavo.server.dialects.llama_cpp.schemas import CompletionBody
+from octavo.server.http import EventStream, silence, started
 from octavo.server.registry import ModelLease
+from octavo.server.runner import _stream
 from octavo.text import load_tokenizer
+from tests.unit.asgi import scope
 from tests.unit.dialects import scripted, speaking
-from tests.unit.fake_models import Listener, ScriptedClient
+from tests.unit.fake_models import Listener, ScriptedClient, fake_model
 from tests.waiting import until
 
 COMMENT = patience.COMMENT.decode()
@@ -121,3 +132,60 @@ def test_deadlines_count_from_the_arrival(late: tuple[Listener, Loading]) -> Non
     status, reply = server.json("/v1/completions", asked | {"timeout": 0.2})
     assert (status, reply["error"]["code"]) == (408, "deadline_exceeded")
     assert 0.2 <= time.monotonic() - began < 10 and len(client.requests) == 1
+
+
+def test_a_stream_that_is_dropped_before_it_is_read_frees_its_request(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.0)
+    tokenizer, client = load_tokenizer(open_checkpoint(smollm2)), ScriptedClient([], hang=True)
+    job = prepare(GenerationRequest(prompts=["hi"]), fake_model(tokenizer, "ann", client=client))
+
+    async def send(message: Message) -> None:
+        raise asyncio.CancelledError
+
+    async def run() -> None:
+        asked, usage = scope(), Usage()
+        body = CompletionBody(prompt="hi", stream=True)
+        writer = CompletionWriter(body, job, usage)
+        made = await _stream(Request(asked, silence), job, usage, writer, {}, None)
+        assert client.running == 1
+        with pytest.raises(asyncio.CancelledError):
+            await made(asked, silence, send)
+        assert client.running == 0
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_is_made_after_its_client_has_left_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.0)
+    closed: list[bool] = []
+
+    async def frames() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b""
+            yield b"text"
+        finally:
+            closed.append(True)
+
+    async def run() -> None:
+        go, asked = asyncio.Event(), scope()
+        asked["exchange"].stream_awaited = True
+
+        async def handler(request: Request) -> Response:
+            await go.wait()
+            return EventStream(await started(frames()), patience.EVENTS)
+
+        late = await patience.patient(handler, bytes)(Request(asked))
+        assert isinstance(late, EventStream)
+        assert await anext(late.frames) == patience.COMMENT
+        go.set()
+        for _ in range(5):
+            await asyncio.sleep(0)  # it is made, and nobody asks for the next frame
+        assert not closed
+        await late.frames.aclose()
+        assert closed == [True]
+
+    asyncio.run(run())

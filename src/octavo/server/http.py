@@ -111,7 +111,8 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """A response in chunks from a generator, which is closed as soon as the client is gone."""
+    """A response in chunks from a generator, which is closed as soon as the client is gone. One
+    that holds something is `started`: closing another would do nothing."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], media_type: str) -> None:
         self.frames = frames
@@ -120,16 +121,24 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange(scope).direct = getattr(send, "direct", None)
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            await while_connected(receive, self._pump(send))
+            async with aclosing(self.frames):
+                start = {"status": 200, "headers": self.raw_headers}
+                await send({"type": "http.response.start", **start})
+                await while_connected(receive, self._pump(send))
         except ClientGone:
             exchange(scope).status = 499
             if exchange(scope).cancelled:  # there is somebody to tell
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:
-        async with aclosing(self.frames) as frames:
-            async for frame in frames:
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        async for frame in self.frames:
+            await send({"type": "http.response.body", "body": frame, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def started(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """A generator after its first frame, which is empty: closing it frees what it holds."""
+    first = await anext(frames)
+    assert first == b""
+    return frames

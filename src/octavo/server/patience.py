@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from octavo.server.endpoint import Handler
 from octavo.server.exchange import exchange
-from octavo.server.http import EventStream
+from octavo.server.http import EventStream, started
 
 PATIENCE = 10.0  # seconds between signs of life
 COMMENT = b": waiting\n\n"  # which clients of event streams skip
@@ -44,9 +44,10 @@ def patient(handler: Handler, error_event: Callable[[bytes], bytes]) -> Handler:
             while not made.done():
                 await asyncio.wait({made}, timeout=PATIENCE)
                 if not made.done() and exchange(request.scope).stream_awaited:
-                    return EventStream(_late(made, error_event), f"{EVENTS}; charset=utf-8")
+                    late = await started(_late(made, error_event))
+                    return EventStream(late, f"{EVENTS}; charset=utf-8")
         except BaseException:
-            await stop(made)
+            await _drop(made)
             raise
         return made.result()
 
@@ -57,6 +58,7 @@ async def _late(
     made: asyncio.Task[Response], error_event: Callable[[bytes], bytes]
 ) -> AsyncGenerator[bytes, None]:
     try:
+        yield b""
         async with aclosing(comments(made)) as waiting:
             async for comment in waiting:
                 yield comment
@@ -68,4 +70,13 @@ async def _late(
             async for frame in frames:
                 yield frame
     finally:
-        await stop(made)
+        await _drop(made)
+
+
+async def _drop(made: asyncio.Task[Response]) -> None:
+    """Ends the making of a response, or a stream that is made and may not have been read."""
+    await stop(made)
+    if made.cancelled() or made.exception() is not None:
+        return
+    if isinstance(response := made.result(), EventStream):
+        await response.frames.aclose()

@@ -48,6 +48,7 @@ from octavo.server.http import (
     EventStream,
     error_response,
     json_response,
+    started,
     while_connected,
 )
 from octavo.server.models import leased, model_cards
@@ -281,6 +282,7 @@ async def _stream(
         try:
             async with aclosing(written) as rest:
                 try:
+                    yield b""
                     async with aclosing(patience.comments(first)) as waiting:
                         async for comment in waiting:
                             yield comment
@@ -300,7 +302,7 @@ async def _stream(
             one.failed(error)
             yield writer.failure(error)
 
-    return EventStream(frames(), writer.media_type)
+    return EventStream(await started(frames()), writer.media_type)
 
 
 async def _written(
