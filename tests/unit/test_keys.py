@@ -8,11 +8,11 @@ import http.client
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from threading import Thread
-from typing import cast
+from threading import Event, Thread
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -235,6 +235,28 @@ def test_what_is_counted_while_it_is_saved_is_not_lost(file: KeyStore) -> None:
     saving.join()
     ring.save()
     assert [(u.requests, u.prompt, u.completion) for u in file.usage()] == [(1, 10, 5)]
+
+
+def test_a_ring_that_is_closed_while_it_is_saved_loses_nothing(tmp_path: Path) -> None:
+    path, saving, going = str(tmp_path / "keys.db"), Event(), Event()
+
+    class Slow(KeyStore):
+        def count(self, used: Iterable[tuple[Any, ...]]) -> None:
+            saving.set()
+            going.wait(0.2)  # until the ring is closed, which waits for this
+            super().count(used)
+
+    ring = Keyring(Slow(path))
+    ring.store.create(Key("ann"))
+    ring.count(Exchange(key="ann", model="m", usage=Usage(completion=5)))
+    saver = Thread(target=ring.save)
+    saver.start()
+    saving.wait()
+    asyncio.run(ring.close())
+    going.set()
+    saver.join()
+    with closing(KeyStore(path)) as store:
+        assert [(u.requests, u.completion) for u in store.usage()] == [(1, 5)]
 
 
 def test_servers_count_together(url: str) -> None:

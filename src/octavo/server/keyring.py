@@ -30,7 +30,8 @@ class Keyring:
         self._accounts: dict[str, Account] = {}  # of all keys there were, by name
         self._known: dict[bytes, Account] = {}
         self._used: dict[Row, Counter[str]] = {}
-        self._counting = threading.Lock()  # saving is done in a thread of its own
+        # Saving is done in a thread of its own, which may still be at it when the ring is closed.
+        self._counting, self._saving = threading.Lock(), threading.Lock()
         self._away = False
         self._take(store.keys(), store.tokens_today())
 
@@ -68,6 +69,10 @@ class Keyring:
 
         While the keys cannot be read, those that are known stay, and so does what was counted.
         """
+        with self._saving:
+            self._save()
+
+    def _save(self) -> None:
         with self._counting:
             used, self._used = self._used, {}
         names = ("requests", "prompt", "cached", "completion")
