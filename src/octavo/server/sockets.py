@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from octavo.errors import InvalidValue, Overloaded, RequestError
 from octavo.server.dialect import ErrorBody
+from octavo.server.exchanges import InternalError
 from octavo.server.guard import Principal, principal
 from octavo.server.loopback import Loopback
 from octavo.server.parsing import NOT_JSON
@@ -105,7 +106,12 @@ class Sockets:
 
         sender = principal(socket.scope)
         said = [(k, v) for k, v in socket.scope["headers"] if k in FOR_ALL]
-        await self._loopback.stream(asked.path or "", bytes(asked.body), sender, part, gone, said)
+        path, given = asked.path or "", bytes(asked.body)
+        try:
+            await self._loopback.stream(path, given, sender, part, gone, said)
+        except Exception:  # it has been logged; a connection would be cut off
+            error = msgspec.Raw(self._error_body(InternalError()))
+            await _send(socket, asked.id, status=InternalError.status, body=error)
         end = {"cancelled": True} if gone.is_set() else {"done": True}
         await _send(socket, asked.id, **end)
 
