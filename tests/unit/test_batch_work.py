@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
+from starlette.responses import FileResponse
 
 from octavo.errors import InvalidValue, Overloaded, UsageError
 from octavo.server import batches as batches_module
@@ -22,7 +23,7 @@ from octavo.server.batches import Batches
 from octavo.server.bodies import Bodies, TooLarge
 from octavo.server.guard import Principal
 from octavo.server.loopback import Loopback
-from octavo.server.store import Object, Store
+from octavo.server.store import NotStored, Object, Store
 from tests.unit.asgi import scope
 
 URL = "/v1/completions"
@@ -211,6 +212,17 @@ def test_the_files_of_one_owner_are_limited(
     give("bob", b"d")
     store.delete_object(first["id"])
     give("ann", b"d")
+
+
+def test_a_file_whose_content_is_gone_is_not_found(store: Store) -> None:
+    files = files_module.Files(store)
+    made = files._take("", UploadFile(io.BytesIO(b"a"), size=1, filename="a"))
+    asked = scope() | {"principal": Principal(), "path_params": {"id": made["id"]}}
+    kept = asyncio.run(files.content(Request(asked)))
+    assert isinstance(kept, FileResponse) and Path(kept.path).read_bytes() == b"a"
+    files.path(made["id"]).unlink()
+    with pytest.raises(NotStored, match="gone"):
+        asyncio.run(files.content(Request(asked)))
 
 
 def test_the_batches_that_are_worked_on_are_limited(

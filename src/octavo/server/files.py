@@ -21,7 +21,7 @@ from octavo.server.exchange import exchange
 from octavo.server.guard import principal
 from octavo.server.http import ClientGone, json_response
 from octavo.server.paging import asked, page
-from octavo.server.store import Object, Store
+from octavo.server.store import NotStored, Object, Store
 
 MAX_FILE = 256 << 20
 MOST_BYTES = 4 << 30  # of all files of one owner
@@ -103,8 +103,10 @@ class Files:
         return json_response(encode(await self._find(request)))
 
     async def content(self, request: Request) -> Response:
-        found = await self._find(request)
-        return FileResponse(self.path(found["id"]), media_type="application/octet-stream")
+        path = self.path((await self._find(request))["id"])
+        if not await asyncio.to_thread(path.is_file):
+            raise NotStored("the content of this file is gone", "id", "not_found")
+        return FileResponse(path, media_type="application/octet-stream")
 
     async def delete(self, request: Request) -> Response:
         found = await self._find(request)
