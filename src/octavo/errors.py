@@ -59,6 +59,10 @@ class WriteError(OctavoError):
     """A file cannot be written; what was there before is as it was."""
 
 
+class WrittenByAnother(WriteError):
+    """Another run writes the same file or folder."""
+
+
 class DoesNotFit(OctavoError):
     """The plan needs more memory than it may use."""
 

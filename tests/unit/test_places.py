@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from gguf import GGMLQuantizationType as Q
 
 from octavo.checkpoint import open_checkpoint
-from octavo.checkpoint.places import check_new, check_new_file, check_report, part_of
-from octavo.checkpoint.writer import replacing, write_folder, write_gguf
+from octavo.checkpoint.base import TensorType
+from octavo.checkpoint.places import (
+    check_new,
+    check_new_file,
+    check_report,
+    held,
+    locked,
+    part_of,
+)
+from octavo.checkpoint.writer import NewTensor, replacing, write_folder, write_gguf
 from octavo.cli.budget import search_mix
 from octavo.cli.convert import convert
 from octavo.cli.evaluate import evaluate
@@ -84,6 +95,68 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
         file.write(b"new")
     assert (tmp_path / "x.part").read_text() == "mine" and (tmp_path / "out.part/diary").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "out.part", "x", "x.part"]
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    """The second is refused at once, and the first one's file is what appears."""
+    file, folder = tmp_path / "x.gguf", tmp_path / "out"
+    refused = "another run writes .*{}; wait for it, or name another output"
+    with replacing(file) as first:
+        first.write(b"fir")
+        with pytest.raises(WriteError, match=refused.format("x.gguf")):
+            write_gguf(file, {}, {})
+        first.write(b"st")
+    assert file.read_bytes() == b"first"
+
+    def second() -> np.ndarray:
+        with pytest.raises(WriteError, match=refused.format("out")):
+            write_folder(folder, {"n": 2}, {})
+        return np.zeros(1, np.float32)
+
+    write_folder(folder, {"n": 1}, {"a": NewTensor(TensorType.F32, (1,), second)})
+    assert json.loads((folder / "config.json").read_bytes()) == {"n": 1}
+    with locked(tmp_path / "kept", file):
+        with pytest.raises(WriteError, match=refused.format("x.gguf")):
+            with locked(tmp_path / "kept", file):
+                pass
+    with locked(tmp_path / "kept", file):
+        pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["kept", "out", "x.gguf"]
+
+
+def test_what_the_next_run_writes_stays(tmp_path: Path) -> None:
+    """It may begin in the moment in which the last one's file has moved to its place."""
+    place, output = tmp_path / "part", tmp_path / "x"
+    with held(place, output):
+        place.replace(output)
+        place.write_text("of the next one")
+    assert place.read_text() == "of the next one"
+
+
+WRITES = """
+import sys, time
+from pathlib import Path
+from octavo.checkpoint.writer import replacing
+with replacing(Path(sys.argv[1])) as file:
+    file.write(b"half")
+    file.flush()
+    print("begun", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_run_is_in_nobodys_way(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    run = [sys.executable, "-c", WRITES, str(path)]
+    with subprocess.Popen(run, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+        with pytest.raises(WriteError, match="another run writes"), replacing(path):
+            pass
+        process.kill()
+    assert part_of(path).read_bytes() == b"half"
+    with replacing(path) as file:
+        file.write(b"whole")
+    assert path.read_bytes() == b"whole" and [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
 def test_jobs_refuse_places(gguf: Path, folder: Path, tmp_path: Path) -> None:

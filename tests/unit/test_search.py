@@ -14,10 +14,20 @@ import pytest
 from gguf import GGMLQuantizationType as Q
 
 from octavo.checkpoint import TensorType, open_checkpoint
+from octavo.checkpoint.places import locked
+from octavo.checkpoint.writer import replacing
 from octavo.compress.data import split, token_blocks
 from octavo.compress.search import Budget, best, search
-from octavo.compress.sensitivity import Encoded, Option, ReferenceLogits, matrices, types_of
-from octavo.errors import OctavoError, UsageError
+from octavo.compress.sensitivity import (
+    Encoded,
+    Option,
+    ReferenceLogits,
+    _file,
+    made_of,
+    matrices,
+    types_of,
+)
+from octavo.errors import OctavoError, UsageError, WriteError
 from octavo.models import build_program
 from octavo.text import load_tokenizer
 from tests.small_models import Small, save_gguf
@@ -180,6 +190,21 @@ def test_what_cannot_be_had(model: Path, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"m.gguf", "cache"}
     with pytest.raises(UsageError, match=r"o\.bin does not end with \.gguf"):
         search(open_checkpoint(model), Budget(size), tmp_path / "o.bin", threads=1)
+
+
+def test_beside_another_run(model: Path, tmp_path: Path) -> None:
+    """One of another output keeps its figures in the same file; one of the same is refused."""
+    source, out = open_checkpoint(model), tmp_path / "o.gguf"
+    blocks = token_blocks(split("calibration"), load_tokenizer(source), 128, 1)
+    (kept := _file(source, blocks)).parent.mkdir(parents=True)
+    with replacing(kept) as file:
+        first = search(source, Budget(10**6), out, threads=1)
+        file.write(b"{}")
+    folder = tmp_path / f"o.gguf.search-{made_of(source)[:8]}"
+    with locked(folder, out), pytest.raises(WriteError, match=r"another run writes \S+o\.gguf"):
+        search(source, Budget(10**6), out, threads=1)
+    assert search(source, Budget(10**6), out, threads=1).chosen == first.chosen
+    assert {p.name for p in tmp_path.iterdir()} == {"m.gguf", "o.gguf", "cache"}
 
 
 def test_only_of_models_that_generate(

@@ -3,15 +3,98 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from octavo.errors import UsageError, WriteError
+from octavo.errors import UsageError, WriteError, WrittenByAnother
 
 
 def part_of(path: Path) -> Path:
     """Where a file or folder lies while it is being written: a name that nobody else uses."""
     return path.with_name(f".{path.name}.octavo-part")
+
+
+@contextmanager
+def held(place: Path, output: Path, *, folder: bool = False) -> Iterator[Path]:
+    """A new file or folder at `place`, of this run alone, for what becomes `output`. It is removed
+    at the end, unless it was moved.
+
+    What a run that was killed has left there goes first. Raises OSError, and WrittenByAnother.
+    """
+    handle = _opened(place, output, folder)
+    try:
+        yield place
+    finally:
+        with suppress(OSError):
+            if _lies_at(place, handle):  # else it was moved, and the next run may have its own
+                _remove(place)
+        os.close(handle)
+
+
+@contextmanager
+def locked(folder: Path, output: Path) -> Iterator[None]:
+    """Has a folder, which is made if it is not there, for this run alone. Raises WriteError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as e:
+        raise WriteError(f"cannot write {folder}: {e.strerror or e}") from None
+    try:
+        lock(handle, output)
+        yield
+    finally:
+        os.close(handle)
+
+
+def lock(handle: int, output: Path) -> None:
+    """Takes an open file or folder for this run alone, until it is closed or the process ends.
+    Raises WrittenByAnother."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise WrittenByAnother(
+            f"another run writes {output}; wait for it, or name another output"
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+
+
+def _opened(place: Path, output: Path, folder: bool) -> int:
+    """A descriptor of what was made at `place`, locked."""
+    while True:
+        try:
+            place.mkdir() if folder else place.touch(exist_ok=False)
+            new = True
+        except FileExistsError:
+            new = False
+        with suppress(FileNotFoundError):  # another run may have removed it meanwhile
+            handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                lock(handle, output)
+                if _lies_at(place, handle):
+                    if new:
+                        return handle
+                    _remove(place)
+            except BaseException:
+                os.close(handle)
+                raise
+            os.close(handle)
+
+
+def _lies_at(place: Path, handle: int) -> bool:
+    """True if a path still leads to what was opened there."""
+    try:
+        return os.path.samestat(os.lstat(place), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _remove(place: Path) -> None:
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
 
 
 def check_new(folder: Path) -> None:

@@ -1,7 +1,8 @@
 """Writes checkpoints: safetensors folders and GGUF files, a tensor at a time.
 
 A file appears under its name only when it is whole: what is being written lies beside it as
-`.NAME.octavo-part`, and whatever prevents its end removes that and leaves an older file as it was.
+`.NAME.octavo-part`, which one run at a time has, and whatever prevents its end removes that and
+leaves an older file as it was.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from octavo.checkpoint.base import TensorType, tensor_bytes
 from octavo.checkpoint.files import MemoryFile
-from octavo.checkpoint.places import check_new, check_new_file, part_of
+from octavo.checkpoint.places import check_new, check_new_file, held, part_of
 from octavo.errors import CheckpointError, WriteError
 
 SHARD_BYTES = 5 << 30  # of tensors in one safetensors file
@@ -58,30 +59,17 @@ class NewTensor:
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of `path` once it is whole. Raises WriteError."""
-    part = part_of(path)
     try:
-        _remove(part)
-        with part.open("wb") as file:
+        with held(part_of(path), path) as part, part.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
+            part.replace(path)
     except OSError as e:
         why = e.strerror or str(e)
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             why += f" ({shutil.disk_usage(path.parent).free / 1e6:,.0f} MB are free)"
         raise WriteError(f"cannot write {path}: {why}") from None
-    finally:
-        with suppress(OSError):
-            part.unlink()
-
-
-def _remove(part: Path) -> None:
-    """What a run that was killed has left there."""
-    if part.is_dir():
-        shutil.rmtree(part)
-    else:
-        part.unlink(missing_ok=True)
 
 
 def _write(file: IO[bytes], name: str, tensor: NewTensor) -> int:
@@ -131,16 +119,13 @@ def write_folder(
     CheckpointError.
     """
     check_new(folder)
-    part = part_of(folder)
     try:
-        _remove(part)
-        part.mkdir(parents=True)
-        _fill(part, config, tensors, files or {}, shard_bytes)
-        part.replace(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with held(part_of(folder), folder, folder=True) as part:
+            _fill(part, config, tensors, files or {}, shard_bytes)
+            part.replace(folder)
     except OSError as e:
         raise WriteError(f"cannot write {folder}: {e.strerror or e}") from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _fill(

@@ -6,6 +6,7 @@ import os
 import re
 import select
 import shlex
+import signal
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -52,6 +53,7 @@ COMMANDS = {
     "route": ("octavo.cli.replica", "Say why requests went where they went."),
     "completion": ("octavo.cli.completion", "Print a script that completes commands with Tab."),
 }
+WRITERS = ("quantize", "convert", "merge")  # which remove what they have half written
 ALIASES = {"run": "chat", "list": "models", "ls": "models"}
 
 
@@ -212,6 +214,8 @@ def main() -> None:
         if stream is not None:  # it was closed
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     debug = "--debug" in sys.argv
+    if next((word for word in sys.argv[1:] if word[:1] != "-"), None) in WRITERS:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     try:
         code = cli.main(prog_name="octavo", standalone_mode=False)
         if sys.stdout is not None:

@@ -6,7 +6,6 @@ arrays, and `NNNN.json`, which is there once they are whole; and a lock, by whic
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.checkpoint.base import TensorType
+from octavo.checkpoint.places import lock
 from octavo.checkpoint.safetensors import read_safetensors
 from octavo.checkpoint.writer import NewTensor, write_json, write_safetensors
 from octavo.errors import OctavoError, WriteError
@@ -74,19 +74,15 @@ class Journal:
                     f"{self.folder} holds something else than what is computed for {self._output}; "
                     "move it, or name another output"
                 )
-            lock = (self.folder / LOCK).open("ab")
+            file = (self.folder / LOCK).open("ab")
         except OSError as e:
             raise WriteError(f"cannot write {self.folder}: {e.strerror or e}") from None
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise WriteError(
-                f"another run writes {self._output}; wait for it, or name another output"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        return lock
+            lock(file.fileno(), self._output)
+        except WriteError:
+            file.close()
+            raise
+        return file
 
     def _clear(self, paths: list[Path]) -> None:
         """Removes some of the journal's files. Raises WriteError."""

@@ -14,7 +14,7 @@ from octavo.backends.base import BLOCK, Ints
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.base import TensorType, tensor_bytes
 from octavo.checkpoint.hub import no_progress
-from octavo.checkpoint.places import check_new_file
+from octavo.checkpoint.places import check_new_file, locked
 from octavo.checkpoint.progress import ProgressBar
 from octavo.checkpoint.writer import NewTensor, write_gguf
 from octavo.compress.data import Part, split, token_blocks
@@ -98,12 +98,13 @@ def search(
     job = Search(checkpoint, budget, output, threads or usable_threads())
     job.check_budget()
     folder = output.with_name(f"{output.name}.search-{made_of(checkpoint)[:8]}")
-    try:
-        found = job.run(Encoded(folder), data, progress)
-    except (OctavoError, OSError):
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)  # a run that is interrupted leaves it for the next
+    with locked(folder, output):
+        try:
+            found = job.run(Encoded(folder), data, progress)
+        except (OctavoError, OSError):
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)  # a run that is interrupted leaves it
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -26,7 +27,7 @@ from octavo.compress.evaluation import fingerprint
 from octavo.compress.grids import CHUNK, Grid, check_finite
 from octavo.compress.writing import named
 from octavo.engine.open import OpenModel
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, WrittenByAnother
 from octavo.models import build_program
 
 T = TensorType
@@ -202,5 +203,6 @@ def _read(file: Path) -> dict[str, float]:
 
 
 def _keep(file: Path, found: dict[str, float]) -> None:
-    with writing(file.parent), replacing(file) as out:
+    """Another run of the same model keeps the same figures, and may be about to."""
+    with suppress(WrittenByAnother), writing(file.parent), replacing(file) as out:
         out.write(msgspec.json.encode(found))
