@@ -8,13 +8,16 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from octavo.checkpoint import open_checkpoint
+from octavo.compress.jobs import Rounded
 from octavo.compress.journal import Journal
 from octavo.compress.quantize import job_of
 from octavo.compress.recipe_file import find_recipe
+from octavo.errors import WriteError
 from tests.calibration.small import COMMAND, contents, of_runs, quantized
 
 
@@ -90,6 +93,31 @@ def test_goes_on_after_its_last_step(
         target.unlink()
     assert quantized(source, recipe, target, text).resumed >= 4
     assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("recipe", ["gptq-4", "rtn-4"])
+def test_a_gguf_file_that_cannot_be_written(
+    recipe: str, folder: Path, text: Path, tmp_path: Path
+) -> None:
+    """What has taken long stays where the documents say, and the next run goes on after it."""
+    out, data = tmp_path / "out.gguf", text if recipe == "gptq-4" else None
+
+    def run(output: Path) -> Rounded:
+        return job_of(open_checkpoint(folder), find_recipe(recipe), output, "gguf", data).run()
+
+    def full(path: Path, *rest: Any) -> None:
+        assert path == out
+        raise WriteError("No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(WriteError):
+        patch.setattr("octavo.compress.conversion.write_gguf", full)
+        run(out)
+    assert [p.name for p in tmp_path.iterdir()] == ["out.gguf.journal"] * (recipe == "gptq-4")
+    assert run(out).resumed == (4 if recipe == "gptq-4" else 0)
+    assert [p.name for p in tmp_path.iterdir()] == ["out.gguf"]
+    assert run(tmp_path / "whole.gguf").resumed == 0
+    assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    assert open_checkpoint(out).metadata["general.name"] == folder.name
 
 
 def test_begins_anew_where_something_differs(folder: Path, text: Path, tmp_path: Path) -> None:

@@ -341,3 +341,19 @@ def test_nothing_is_left_of_half_a_conversion(
     with pytest.raises(WriteError):
         Conversion(open_checkpoint(BUNDLED["tiny-vlm"].path), tmp_path / "m.gguf", "gguf").run()
     assert [p.name for p in tmp_path.iterdir()] == ["mmproj-m.gguf"] * older
+
+
+def test_an_older_encoder_is_not_replaced(tmp_path: Path) -> None:
+    """By `octavo quantize` either, unless it is told to."""
+    (older := tmp_path / "mmproj-m.gguf").write_bytes(b"older")
+    model = str(BUNDLED["tiny-vlm"].path)
+    given = ["--recipe", "rtn-8", "--format", "gguf", "--output", str(tmp_path / "m.gguf")]
+    error = CliRunner().invoke(cli, ["quantize", model, *given]).exception
+    assert isinstance(error, UsageError) and str(error) == f"{older} is there already"
+    assert error.suggestions == ("--force",)
+    with pytest.raises(UsageError, match="is there already"):
+        octavo.quantize(model, recipe="rtn-8", output=tmp_path / "m.gguf", format="gguf")
+    assert older.read_bytes() == b"older" and [*tmp_path.iterdir()] == [older]
+    assert CliRunner().invoke(cli, ["quantize", model, *given, "--dry-run"]).exit_code == 0
+    assert CliRunner().invoke(cli, ["quantize", model, *given, "--force"]).exit_code == 0
+    assert open_model(tmp_path / "m.gguf").mmproj == str(older)

@@ -57,7 +57,7 @@ def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     "MODEL writes. [Python's manual]",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say how large it would be.")
-@click.option("--force", is_flag=True, help="Replace the file that --output names.")
+@click.option("--force", is_flag=True, help="Replace the files that --output names.")
 @offline_option
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list,
@@ -77,6 +77,7 @@ def quantize(
     """
     from octavo.checkpoint import open_checkpoint
     from octavo.checkpoint.hub import locate
+    from octavo.compress.jobs import check_replaced
     from octavo.compress.quantize import job_of, suggestion
     from octavo.compress.recipe_file import find_recipe
     from octavo.errors import UsageError
@@ -101,6 +102,8 @@ def quantize(
     job = job_of(checkpoint, found, output, format, data)
     if dry_run:
         return _show(job.forecast(), found, as_json, "would take")
+    if not force:
+        check_replaced(job)
     unmap_freed_blocks(MATRIX)
     with progress_bar(f"Rounding to {found.name}", job.work) as advance:
         result = job.run(advance, lambda text: say(text, err=True))

@@ -13,7 +13,7 @@ import numpy as np
 
 from octavo.checkpoint.base import FLOATS, Checkpoint, Tensor, TensorType, tensor_bytes
 from octavo.checkpoint.dequantize import dequantize
-from octavo.checkpoint.places import check_new, check_outside
+from octavo.checkpoint.places import check_new, check_outside, held
 from octavo.checkpoint.progress import Advance, dropping_pages
 from octavo.checkpoint.quantized import quantization_of
 from octavo.checkpoint.writer import NewTensor, write_folder
@@ -37,7 +37,7 @@ from octavo.compress.packing import as_floats
 from octavo.compress.reading import reads
 from octavo.compress.recipes import Activations, FolderRecipe, Layout, check_rules
 from octavo.compress.writing import converted, module, named
-from octavo.errors import UsageError
+from octavo.errors import UsageError, WriteError
 from octavo.models import build_program, build_vision
 from octavo.program import Experts, Linear, Program, Route, Weight
 
@@ -45,7 +45,8 @@ from octavo.program import Experts, Linear, Program, Route, Weight
 @dataclass(frozen=True)
 class FolderJob:
     """See Job. texts: what a calibrated method sees of layers' inputs; kept: layers that stay as
-    they are, whatever the recipe says; dynamic: whose inputs have a step a token."""
+    they are, whatever the recipe says; dynamic: whose inputs have a step a token; finish: makes
+    `output` of the folder, which goes then, and gives its bytes."""
 
     checkpoint: Checkpoint
     recipe: FolderRecipe
@@ -54,6 +55,7 @@ class FolderJob:
     texts: Callable[[], Iterable[str]] = tuple
     kept: frozenset[str] = frozenset()
     dynamic: frozenset[str] = frozenset()
+    finish: Callable[[Path], int] | None = None
 
     def __post_init__(self) -> None:
         """Raises UsageError for what cannot be rounded or stored so, and without the torch that a
@@ -66,7 +68,7 @@ class FolderJob:
             )
         if quantization_of(self.checkpoint.metadata) is not None:
             raise UsageError(f"{name} is quantized already; take the model it was made from")
-        if self.output.suffix in (".gguf", ".safetensors"):
+        if self.finish is None and self.output.suffix in (".gguf", ".safetensors"):
             raise UsageError(f"{self.output} is no name for a folder", "--output model-4bit")
         if not self.linear:
             raise UsageError(f"the layers of {name} lie transposed or stacked; none can be rounded")
@@ -88,7 +90,8 @@ class FolderJob:
                 f"{recipe.name} learns from next tokens, and {name} generates no text",
                 "--recipe healed-4",
             )
-        check_new(self.output)
+        if self.finish is None:
+            check_new(self.output)
         check_outside(self.output, self.checkpoint.path)
         if recipe.calibrated:
             check_torch()
@@ -171,6 +174,10 @@ class FolderJob:
         seen = self.schemes.keys() - self.tower.keys()
         return self.checkpoint.nbytes + passes * sum(self.linear[n].nbytes for n in seen)
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.output,)
+
     def forecast(self) -> Rounded:
         kinds, sizes = Counter[str](), dict[str, int]()
         for name, t in self.checkpoint.tensors.items():
@@ -200,8 +207,7 @@ class FolderJob:
     def run(self, progress: Advance = lambda _: None, say: Say = lambda _: None) -> Rounded:
         progress = dropping_pages(self.checkpoint, progress)
         if not self.recipe.calibrated:
-            self._write(self.output, self._round, self.checkpoint, progress)
-            return self.forecast()
+            return self._make(self.output, self._round, self.checkpoint, progress)
         schemes = {n: s for n, s in self.schemes.items() if n not in self.tower}
         wanted = {n: self.linear[n] for n in schemes}
         task = Task(self.checkpoint, wanted, self.texts, self.recipe, self.output)
@@ -213,10 +219,26 @@ class FolderJob:
                     return self._round(name)
                 return self._stored(name, *made.layer(name))
 
-            job._write(made.output, layer, made.checkpoint, progress)
-        return replace(
-            job.forecast(), losses=made.losses, resumed=made.resumed, learned=made.learned
-        )
+            done = job._make(made.output, layer, made.checkpoint, progress)
+        return replace(done, losses=made.losses, resumed=made.resumed, learned=made.learned)
+
+    def _make(
+        self, folder: Path, make: Callable[[str], Tensors], checkpoint: Checkpoint,
+        progress: Advance,
+    ) -> Rounded:  # fmt: skip
+        """Writes the folder, or what is made of it; see `_write`."""
+        if self.finish is None:
+            self._write(folder, make, checkpoint, progress)
+            return self.forecast()
+        place = self.output.with_name(f".{self.output.name}.octavo-folder")
+        try:
+            self.output.parent.mkdir(parents=True, exist_ok=True)
+            with held(place, self.output, folder=True):
+                named_so = place / self.checkpoint.path.resolve().name.removesuffix(".gguf")
+                self._write(named_so, make, checkpoint, progress)
+                return replace(self.forecast(), bytes_after=self.finish(named_so))
+        except OSError as e:
+            raise WriteError(f"cannot write {self.output}: {e.strerror or e}") from None
 
     def _write(
         self, output: Path, make: Callable[[str], Tensors], checkpoint: Checkpoint,

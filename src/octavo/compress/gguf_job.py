@@ -88,6 +88,10 @@ class GgufJob:
     def work(self) -> int:
         return self.checkpoint.nbytes + sum(t.nbytes for t in self.measured.values())
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.output,)
+
     def forecast(self) -> Rounded:
         tensors = self.checkpoint.tensors
         sizes = {n: tensor_bytes(k, tensors[n].shape, n) for n, k in self.types.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -25,10 +24,11 @@ TYPES = {4: "Q4_0", 8: "Q8_0"}  # by bits; both have a scale and no minimum
 
 @dataclass(frozen=True)
 class GgufOfFolderJob:
-    """See Job. job: makes the folder, beside the file, which holds the same values."""
+    """See Job. job: makes a folder that holds the same values, and the file of it. mmproj: the file
+    with the image encoder."""
 
     job: FolderJob
-    output: Path
+    mmproj: Path | None
 
     @classmethod
     def of(
@@ -40,8 +40,7 @@ class GgufOfFolderJob:
         if output.suffix != ".gguf":
             raise UsageError(f"{output} does not end with .gguf", f"--output {output}.gguf")
         check_new_file(output)
-        if checkpoint.format == "hf":
-            Conversion(checkpoint, output, "gguf")  # what has no such form is refused before
+        mmproj = Conversion(checkpoint, output, "gguf").mmproj  # what has no such form is refused
         unsaid = {"activations": recipe.activations, "what encodes images": recipe.vision,
                   "the KV cache": recipe.kv}  # fmt: skip
         for what in (name for name, said in unsaid.items() if said is not None):
@@ -54,9 +53,16 @@ class GgufOfFolderJob:
             recipe, weights=_blocks(recipe, recipe.weights), layouts=("compressed-tensors",),
             rules=rules,
         )  # fmt: skip
-        folder = output.with_name(f".{output.name}.octavo-folder")
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off at its end
-        return cls(FolderJob(checkpoint, wanted, folder, "compressed-tensors", texts), output)
+
+        def finish(folder: Path) -> int:
+            return Conversion(open_checkpoint(folder), output, "gguf").run().bytes_after
+
+        layout = wanted.layouts[0]
+        return cls(FolderJob(checkpoint, wanted, output, layout, texts, finish=finish), mmproj)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.job.output,) if self.mmproj is None else (self.job.output, self.mmproj)
 
     @property
     def work(self) -> int:
@@ -66,18 +72,13 @@ class GgufOfFolderJob:
         return self._named(self.job.forecast())
 
     def run(self, progress: Advance = lambda _: None, say: Say = lambda _: None) -> Rounded:
-        done = self.job.run(progress, say)
-        try:
-            made = Conversion(open_checkpoint(done.output), self.output, "gguf").run()
-        finally:
-            shutil.rmtree(done.output, ignore_errors=True)
-        return replace(self._named(done), bytes_after=made.bytes_after)
+        return self._named(self.job.run(progress, say))
 
     def _named(self, found: Rounded) -> Rounded:
         """What is said of the folder, of the file."""
         layers = Counter(TYPES[s.bits] for s in self.job.schemes.values() if isinstance(s, Grid))
         floats = {k: n for k, n in found.kinds.items() if k != self.job.layout}
-        return replace(found, output=self.output, kinds={**layers, **floats})
+        return replace(found, kinds={**layers, **floats})
 
 
 def _blocks(recipe: FolderRecipe, scheme: object) -> Scheme:

@@ -11,6 +11,7 @@ import numpy as np
 
 from octavo.checkpoint.base import Checkpoint
 from octavo.checkpoint.progress import Advance
+from octavo.errors import UsageError
 
 Say = Callable[[str], None]
 
@@ -64,12 +65,23 @@ class Job(Protocol):
     def work(self) -> int:
         """Bytes that `run` tells its progress by its end."""
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What `run` makes: files, or a folder."""
+
     def forecast(self) -> Rounded:
         """The result without its making: sizes are exact but for headers."""
 
     def run(self, progress: Advance = ..., say: Say = ...) -> Rounded:
         """Writes the model. say: told what becomes of an earlier run that was cut off. Raises
         WriteError, and UsageError for weights that are no numbers."""
+
+
+def check_replaced(job: Job) -> None:
+    """Raises UsageError for a job that replaces a file."""
+    for path in job.files:
+        if path.is_file():
+            raise UsageError(f"{path} is there already", "--force")
 
 
 def weights_of(checkpoint: Checkpoint) -> int:

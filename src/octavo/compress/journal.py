@@ -132,9 +132,11 @@ class Journal:
         return self.folder / "made"
 
     def publish(self) -> None:
-        """Moves what was made to the place of the output. Raises WriteError."""
+        """Moves what was made to the place of the output, if it is not there yet. Raises
+        WriteError."""
         try:
-            self.made.replace(self._output)
+            if self.made.exists():
+                self.made.replace(self._output)
         except OSError as e:
             raise WriteError(f"cannot write {self._output}: {e.strerror or e}") from None
 

@@ -15,7 +15,7 @@ from octavo.compress.folder_job import FolderJob
 from octavo.compress.folder_view import as_folder
 from octavo.compress.gguf_job import GgufJob
 from octavo.compress.gguf_of_folder import GgufOfFolderJob
-from octavo.compress.jobs import Job, Rounded, folder_name
+from octavo.compress.jobs import Job, Rounded, check_replaced, folder_name
 from octavo.compress.recipe_file import find_recipe
 from octavo.compress.recipes import LAYOUTS, GgufRecipe, Recipe
 from octavo.errors import UsageError
@@ -86,4 +86,6 @@ def quantize(
         raise UsageError(f"{output} is there already")
     checkpoint = open_checkpoint(locate(str(model), offline=offline).path)
     given = None if data is None else Path(data)
-    return job_of(checkpoint, find_recipe(recipe), output, format, given).run(progress)
+    job = job_of(checkpoint, find_recipe(recipe), output, format, given)
+    check_replaced(job)
+    return job.run(progress)
