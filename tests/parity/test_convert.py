@@ -22,6 +22,8 @@ from octavo.compress.conversion import Conversion, Converted, Format, relative_e
 from octavo.compress.counterparts import in_order
 from octavo.compress.folder_view import as_folder
 from octavo.compress.gguf_view import gguf_parts
+from octavo.compress.quantize import job_of
+from octavo.compress.recipe_file import find_recipe
 from octavo.compress.vocabulary import vocabulary
 from octavo.errors import OctavoError, Unsupported, UsageError
 from octavo.models import build_program
@@ -249,6 +251,27 @@ def test_blocks_keep_their_values(kind: Q, layout: Format, tmp_path: Path) -> No
     for name in (n for n in a.tensors if n.startswith("blk.")):
         before, after = a.tensors[name], b.tensors[name]
         assert np.array_equal(dequantize(before), dequantize(after))
+
+
+def test_awq_has_groups_of_one_size(tmp_path: Path) -> None:
+    """Its config.json names one: layers of two are refused before anything is written."""
+    save_llama(WIDE, tmp_path / "a.gguf", Q.F32)
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "method: rtn\nformats: [compressed-tensors]\nweights: {bits: 4, group: 64}\n"
+        'layers:\n  - match: "*.k_proj.weight"\n    weights: {bits: 4, group: 32}\n'
+    )
+    source, recipe = open_checkpoint(tmp_path / "a.gguf"), find_recipe(str(own))
+    says = "an AWQ folder has groups of one size; here they are of 32 and 64 columns"
+    made = open_checkpoint(job_of(source, recipe, tmp_path / "two").run().output)
+    with pytest.raises(UsageError, match=says) as refused:
+        Conversion(made, tmp_path / "x", "awq")
+    assert refused.value.suggestions == ("--format gptq",)
+    convert(made, tmp_path / "gptq", "gptq")
+    config = json.loads((tmp_path / "gptq" / "config.json").read_bytes())["quantization_config"]
+    others = [v["group_size"] for k, v in config["dynamic"].items() if k.startswith("+:")]
+    assert (config["group_size"], others) == (64, [32] * WIDE.layers)
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(("kind", "layout"), NOT_HELD)

@@ -172,7 +172,8 @@ def config(
     activations: Mapping[str, str] = MappingProxyType({}), kv: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What config.json says of a folder. schemes: by module; kept: modules left as they were;
-    activations: of modules whose inputs are rounded; kv: what keys and values are cached as."""
+    activations: of modules whose inputs are rounded; kv: what keys and values are cached as. Raises
+    UsageError for what it cannot say."""
     if layout == "compressed-tensors":
         return {"quantization_config": _compressed(schemes, kept, activations, kv)}
     main = Counter(schemes.values()).most_common(1)[0][0]
@@ -193,6 +194,12 @@ def config(
             "dynamic": dynamic, "meta": {"quantizer": QUANTIZERS},
         }  # fmt: skip
     else:
+        if len(sizes := sorted({g.group for g in (main, *grids.values())})) > 1:
+            raise UsageError(
+                "an AWQ folder has groups of one size; here they are of "
+                f"{' and '.join(map(str, sizes))} columns",
+                "--format gptq",
+            )
         own = {
             "quant_method": "awq", "bits": main.bits, "group_size": main.group, "zero_point": True,
             "version": "gemm", "modules_to_not_convert": kept,
