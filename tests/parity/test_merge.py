@@ -13,6 +13,9 @@ from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.dequantize import dequantize
+from octavo.checkpoint.writer import NewTensor, write_folder
+from octavo.compress.conversion import plain_config
+from octavo.compress.counterparts import in_order
 from octavo.compress.folder_view import as_folder
 from octavo.compress.merge import Merge, Merged
 from octavo.errors import OctavoError, UsageError
@@ -20,6 +23,7 @@ from octavo.models import build_program
 from tests.families import FAMILIES, save_family, save_gguf
 from tests.parity.test_peft import CASES, LLAMA, trained
 from tests.parity.test_reference import LIMIT
+from tests.quantized_models import gptq, quantize_folder
 
 IDS = np.random.default_rng(4).integers(3, 320, 60).tolist()
 # W + s (B A): a rank of up to 20 products in fp32, in another order than PEFT's.
@@ -75,6 +79,26 @@ def test_sixteen_bits_round_once(tmp_path: Path) -> None:
         assert rounded.tensors[name].type is TensorType.BF16
         expected = torch.from_numpy(dequantize(tensor)).bfloat16().float().numpy()
         assert np.array_equal(dequantize(rounded.tensors[name]), expected)
+
+
+def test_columns_in_another_order(tmp_path: Path) -> None:
+    """GPTQ with act-order: the adapter is added to the values that the codes stand for, in order."""
+    model = save_family(FAMILIES["llama"], tmp_path / "model")
+    trained(model, tmp_path / "adapter", LLAMA, {})
+    values = quantize_folder(
+        tmp_path / "model", gptq(group=32, act_order=True), lambda name: ".layers." in name
+    )
+    source = open_checkpoint(tmp_path / "model")
+    assert sum(t.order is not None for t in source.tensors.values()) == len(values)
+    plain = {n: NewTensor.of(in_order(t), TensorType.F32) for n, t in source.tensors.items()}
+    write_folder(tmp_path / "plain", plain_config(source, source, TensorType.F16), plain)
+    for name in ("model", "plain"):
+        merge(open_checkpoint(tmp_path / name), [tmp_path / "adapter"], tmp_path / f"{name}-out")
+    ours, sums = (open_checkpoint(tmp_path / f"{name}-out").tensors for name in ("model", "plain"))
+    for name, tensor in sums.items():
+        x = torch.from_numpy(dequantize(tensor))
+        expected = x.bfloat16().float() if name.removesuffix(".weight") in values else x
+        assert np.array_equal(dequantize(ours[name]), expected.numpy())
 
 
 def test_several_add_up_and_a_gguf_file_becomes_a_folder(tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ class Merge:
 def _fitting(folder: Checkpoint, path: Path) -> Factors:
     """An adapter's factors, of layers that the model has. Raises UsageError for others."""
     factors = read_adapter(path)
-    targets = adapter_targets(folder, build_program(folder))
+    # Columns that lie in another order are put in theirs before the sum.
+    targets = adapter_targets(folder, build_program(folder), permuted=True)
     for module, f in factors.items():
         if module not in targets:
             raise UsageError(

@@ -33,18 +33,23 @@ class Target:
     heads: int = 0
 
 
-def adapter_targets(checkpoint: Checkpoint, program: Program) -> Mapping[str, tuple[Target, ...]]:
+def adapter_targets(
+    checkpoint: Checkpoint, program: Program, *, permuted: bool = False
+) -> Mapping[str, tuple[Target, ...]]:
     """The matrices of each module that adapters can change, by its Hugging Face name.
 
     A module is several matrices where the checkpoint fuses what the program splits. Modules whose
-    input is permuted (GPTQ with act-order) are left out: an adapter's A expects it in order.
+    input is permuted (GPTQ with act-order) are left out unless `permuted`: an adapter's A expects
+    it in order.
     """
     gguf = checkpoint.format == "gguf"
     names = _hugging_face_names(checkpoint.architecture, program) if gguf else {}
     heads = _interleaved_heads(program) if gguf else {}
     out: dict[str, tuple[Target, ...]] = {}
     for op in program.ops:
-        if not isinstance(op, Linear) or op.out.selected or op.weight.tensor.order is not None:
+        if not isinstance(op, Linear) or op.out.selected:
+            continue
+        if op.weight.tensor.order is not None and not permuted:
             continue
         tensor = op.weight.tensor.name
         if (match := _PART.fullmatch(tensor)) is None:
