@@ -207,6 +207,21 @@ def test_beside_another_run(model: Path, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"m.gguf", "o.gguf", "cache"}
 
 
+def test_a_model_writes_its_texts_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def written(author: Path) -> list[str]:
+        asked.append(author)
+        return split("calibration")
+
+    monkeypatch.setattr("octavo.compress.written.written", written)
+    source = open_checkpoint(model)
+    search(source, Budget(10**6), tmp_path / "o.gguf", data=Path("self"), threads=1)
+    assert asked == [model]
+
+
 def test_only_of_models_that_generate(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,22 +28,27 @@ ENDINGS = ("", ".txt", ".md", ".rst", ".jsonl")  # of a folder's files that are 
 
 
 def split(part: Part, data: Path | None = None, author: Path | None = None) -> list[str]:
-    """Documents of one of two parts that never share one.
+    """Documents of one of the two `parts`."""
+    return parts(data, author)[part]
+
+
+def parts(data: Path | None = None, author: Path | None = None) -> dict[Part, list[str]]:
+    """Documents in two parts that never share one.
 
     data: a text file, a .jsonl file with "text" or "messages" in each line, a folder of them, or
     `self` for what the model `author` writes; by default Python's own reference manual. A
-    document's digest says which part it belongs to, so
-    documents that are added later move no others. The order is that of the digests: the first ones
-    are a fair sample. Raises UsageError for data that cannot be read, or not be split.
+    document's digest says which part it belongs to, so documents that are added later move no
+    others. The order is that of the digests: the first ones are a fair sample. Raises UsageError
+    for data that cannot be read, or not be split.
     """
     if data is None:
-        return _of_part(part, _manual())
+        return _in_parts(_manual())
     documents = _written(author) if author is not None and data == SELF else _read(data)
     for length in (None, *PIECES):
         pieces = documents if length is None else [p for d in documents for p in _cut(d, length)]
-        keyed = {_digest(p.strip()): p for p in pieces if p.strip()}
-        if all(_of_part(each, keyed) for each in PARTS):
-            return _of_part(part, keyed)
+        found = _in_parts({_digest(p.strip()): p for p in pieces if p.strip()})
+        if all(found.values()):
+            return found
     text = sum(map(len, documents))
     raise UsageError(
         f"{data}: {text:,} characters are too few for a part to calibrate with and another to "
@@ -173,9 +178,12 @@ def _digest(text: str) -> bytes:
     return sha256(text.encode()).digest()
 
 
-def _of_part(part: Part, documents: dict[bytes, str]) -> list[str]:
-    """Those whose key begins with a bit that names the part, in the order of their keys."""
-    return [d for key, d in sorted(documents.items()) if key[0] % 2 == PARTS.index(part)]
+def _in_parts(documents: dict[bytes, str]) -> dict[Part, list[str]]:
+    """Each goes where the first bit of its key says, in the order of keys."""
+    out: dict[Part, list[str]] = {part: [] for part in PARTS}
+    for key, document in sorted(documents.items()):
+        out[PARTS[key[0] % 2]].append(document)
+    return out
 
 
 def _cut(document: str, length: int) -> Iterator[str]:

@@ -17,7 +17,7 @@ from octavo.checkpoint.hub import no_progress
 from octavo.checkpoint.places import check_new_file, locked
 from octavo.checkpoint.progress import ProgressBar
 from octavo.checkpoint.writer import NewTensor, write_gguf
-from octavo.compress.data import Part, split, token_blocks
+from octavo.compress.data import Part, parts, token_blocks
 from octavo.compress.distributions import LOGITS, rows_at_once
 from octavo.compress.evaluation import weight_bytes
 from octavo.compress.sensitivity import (
@@ -148,9 +148,10 @@ class Search:
         length = min(LENGTH, model.program.context)
         checked = min(CHECKED, max(1, 8 * LOGITS // (4 * model.vocabulary * length)))
 
+        texts = parts(data, self.checkpoint.path)
+
         def blocks(part: Part, count: int) -> Ints:
-            texts = split(part, data, self.checkpoint.path)
-            return token_blocks(texts, tokenizer, length, count)
+            return token_blocks(texts[part], tokenizer, length, count)
 
         calibration = blocks("calibration", 1)
         units = matrices(self.checkpoint)
