@@ -18,6 +18,7 @@ from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.writer import NewTensor, write_folder, write_gguf
+from octavo.compress import repack
 from octavo.compress.conversion import Conversion, Converted, Format, relative_error
 from octavo.compress.counterparts import in_order
 from octavo.compress.folder_view import as_folder
@@ -251,6 +252,24 @@ def test_blocks_keep_their_values(kind: Q, layout: Format, tmp_path: Path) -> No
     for name in (n for n in a.tensors if n.startswith("blk.")):
         before, after = a.tensors[name], b.tensors[name]
         assert np.array_equal(dequantize(before), dequantize(after))
+
+
+@pytest.mark.parametrize("layout", EXACT[Q.Q4_0])
+def test_a_layer_is_packed_once(
+    layout: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its tensors will be is known by their shape."""
+    packed: list[tuple[int, ...]] = []
+    pack = repack.folder_tensors
+
+    def counted(u: repack.Uniform, *args: Any) -> Any:
+        packed.append(u.codes.shape)
+        return pack(u, *args)
+
+    monkeypatch.setattr(repack, "folder_tensors", counted)
+    save_llama(WIDE, tmp_path / "a.gguf", Q.Q4_0)
+    result = convert(open_checkpoint(tmp_path / "a.gguf"), tmp_path / "folder", layout)
+    assert len(packed) == sum(t.now.startswith(layout) for t in result.tensors)
 
 
 def test_awq_has_groups_of_one_size(tmp_path: Path) -> None:

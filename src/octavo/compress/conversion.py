@@ -28,11 +28,11 @@ from octavo.compress.counterparts import Counterpart
 from octavo.compress.fit import F32
 from octavo.compress.folder_view import folder_parts
 from octavo.compress.gguf_view import gguf_parts
-from octavo.compress.grids import Grid, check_finite
+from octavo.compress.grids import Grid, Quantized, check_finite
 from octavo.compress.mmproj import build_convertible, mmproj_parts, text_only
 from octavo.compress.packing import as_floats
 from octavo.compress.recipes import Layout
-from octavo.compress.writing import module, named
+from octavo.compress.writing import measured, module, named
 from octavo.errors import UsageError
 from octavo.models.vision import VisionModel
 
@@ -108,6 +108,7 @@ class Conversion:
         self._moved: list[Moved] = []
         self._tensors: dict[str, NewTensor] = {}
         self._images: dict[str, NewTensor] = {}
+        self._shapes: dict[tuple[tuple[int, int], Grid], layouts.Tensors] = {}
         self.mmproj: Path | None = None  # where the image encoder goes, in a file of its own
         self._write = self._to_gguf() if format == "gguf" else self._to_folder(format)
 
@@ -236,7 +237,7 @@ class Conversion:
         if u is None or grid is None:
             return None
         try:
-            shapes, _ = repack.folder_tensors(u, layout, grid)
+            shapes = self._measured((u.codes.shape[0], u.codes.shape[1]), layout, grid)
         except UsageError:  # words that are not whole
             return None
 
@@ -248,6 +249,14 @@ class Conversion:
             return tensors
 
         return grid, module(shapes, make)
+
+    def _measured(self, shape: tuple[int, int], layout: Layout, grid: Grid) -> layouts.Tensors:
+        """Types and shapes of a matrix's tensors, found by making one of zeros. Raises
+        UsageError."""
+        if (key := (shape, grid)) not in self._shapes:
+            zeros = Quantized.zeros_of(shape, grid)
+            self._shapes[key] = measured(layouts.integers(layout, zeros))
+        return self._shapes[key]
 
     def _floats(self, part: Counterpart, kind: TensorType) -> NewTensor:
         def read() -> Any:

@@ -36,7 +36,7 @@ from octavo.compress.layouts import Tensors
 from octavo.compress.packing import as_floats
 from octavo.compress.reading import reads
 from octavo.compress.recipes import Activations, FolderRecipe, Layout, check_rules
-from octavo.compress.writing import converted, module, named
+from octavo.compress.writing import converted, measured, module, named
 from octavo.errors import UsageError, WriteError
 from octavo.models import build_program, build_vision
 from octavo.program import Experts, Linear, Program, Route, Weight
@@ -303,7 +303,7 @@ class FolderJob:
                 assert isinstance(key[2], Grid)
                 step = 1.0 if key[3] == "static" else None
                 made = self._stored(name, Quantized.zeros_of((rows, columns), key[2]), step)
-            self._shapes[key] = {n: replace(t, data=_nothing) for n, t in made.items()}
+            self._shapes[key] = measured(made)
         return self._shapes[key]
 
     @cached_property
@@ -328,7 +328,3 @@ class FolderJob:
 def _upright(used: Tensor, stored: Tensor) -> bool:
     """True if the program uses a stored matrix, or rows of it, as it lies."""
     return used is stored or (used.name != stored.name and used.shape[1:] == stored.shape[1:])
-
-
-def _nothing() -> Any:
-    raise AssertionError("a tensor that is only measured has no data")

@@ -88,6 +88,15 @@ def module(parts: layouts.Tensors, make: Callable[[], layouts.Tensors]) -> dict[
     return {ending: replace(part, data=reader(ending)) for ending, part in parts.items()}
 
 
+def measured(parts: layouts.Tensors) -> layouts.Tensors:
+    """Types and shapes alone."""
+    return {ending: replace(part, data=_nothing) for ending, part in parts.items()}
+
+
+def _nothing() -> Any:
+    raise AssertionError("a tensor that is only measured has no data")
+
+
 @contextmanager
 def named(name: str) -> Iterator[None]:
     """What is wrong with a tensor or its inputs, with its name."""
