@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.checkpoint.base import TensorType
-from octavo.checkpoint.dequantize import _BLOCKS, IQ4_NL_VALUES
+from octavo.checkpoint.dequantize import IQ4_NL_VALUES, decoded
 from octavo.compress.blocks import ENCODED, encode
 from octavo.compress.fit import affine, nearest, symmetric, tabled
 from octavo.errors import UsageError
@@ -57,7 +57,7 @@ def test_losing_no_more_than_llama_cpp(kind: TensorType) -> None:
 def test_read_alike_by_gguf_and_us(kind: TensorType) -> None:
     raw = encode(weights()[0], kind)
     assert raw.shape == (64, 1536 // kind.block[0] * kind.block[1])
-    ours = _BLOCKS[kind](raw.reshape(-1, kind.block[1])).reshape(64, -1)
+    ours = decoded(raw, kind).reshape(64, -1)
     assert (ours == decode(raw, kind)).all()
 
 

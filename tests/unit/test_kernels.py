@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from octavo import _native
 from octavo.checkpoint import TensorType
 from octavo.checkpoint.base import BLOCKS, DIGITAL, GROUPED, PACKED
-from octavo.checkpoint.dequantize import _BLOCKS
+from octavo.checkpoint.dequantize import decoded
 from octavo.checkpoint.grouped import WITH_MINIMUM, Codes, Grouped, e4m3
 
 GROUPS = [32, 64, 128, 4096]
@@ -79,8 +79,8 @@ def _block(kind: TensorType) -> int:
 def values(kind: TensorType, raw: np.ndarray, rows: int, cols: int, seed: int = 0) -> np.ndarray:
     if kind in GROUPED:
         return grouped(kind, rows, cols, group_of(kind, seed), seed).values()
-    if kind in _BLOCKS:
-        return _BLOCKS[kind](raw.reshape(-1, kind.block[1])).reshape(rows, cols)
+    if kind in BLOCKS:
+        return decoded(raw, kind).reshape(rows, cols)
     if kind is TensorType.BF16:
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(rows, cols)
     return (
