@@ -106,16 +106,16 @@ def _two_bits(qs: U8) -> U8:
 
 
 def _q6_k(b: U8) -> Codes:
-    low = b[:, :128].reshape(-1, 2, 1, 64)
-    low = np.concatenate([low & 15, low >> 4], axis=2).reshape(-1, 16, 16)
-    q = low | _two_bits(b[:, 128:192]) << 4
+    pairs = b[:, :128].reshape(-1, 2, 1, 64)
+    low = np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(-1, 16, 16)
+    q = np.asarray(low | _two_bits(b[:, 128:192]) << 4, np.uint8)
     return Codes(q + np.uint8(128 - 32), _half(b, 208) * _signed(b[:, 192:208]))
 
 
 def _q3_k(b: U8) -> Codes:
     bits = np.unpackbits(b[:, :32], axis=1, bitorder="little").reshape(-1, 32, 8)
     high = bits.transpose(0, 2, 1).reshape(-1, 16, 16)
-    q, s = _two_bits(b[:, 32:96]) | high << 2, b[:, 96:108]
+    q, s = np.asarray(_two_bits(b[:, 32:96]) | high << 2, np.uint8), b[:, 96:108]
     shift = np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1)
     top = (s[:, None, 8:] >> shift & 3).reshape(-1, 16)
     scale = (np.concatenate([s[:, :8] & 15, s[:, :8] >> 4], axis=1) | top << 4).astype(np.float32)
