@@ -8,7 +8,7 @@ import pytest
 from octavo.compress.awq import Foldable, balanced, best_scales
 from octavo.compress.clipping import clip_quantize, range_quantize
 from octavo.compress.folding import Producer, fold_rows, storable
-from octavo.compress.gptq import output_error
+from octavo.compress.gptq import Outputs
 from octavo.compress.grids import Grid, quantize, rounded
 from octavo.compress.smoothquant import STATIC, int8_inputs, smoothing_scales, w8a8
 from octavo.compress.statistics import InputStatistics
@@ -92,7 +92,7 @@ def awq(
     scales = best_scales(weights, seen.mean_abs, h, grid, foldable)[1]
     s = np.ones(COLUMNS, np.float32) if scales is None else scales
     values = [clip_quantize(w * s, h / np.outer(s, s), grid).values() / s for w in weights]
-    return scales, output_error(np.concatenate(weights), np.concatenate(values), h)
+    return scales, Outputs(np.concatenate(weights), h).error(np.concatenate(values))
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -106,8 +106,8 @@ def test_awq_loses_less_than_rounding(bits: int, symmetric: bool) -> None:
     clipped = [clip_quantize(w, h, grid).values() for w in weights]
     both = np.concatenate(weights)
     assert scales is not None
-    assert error < output_error(both, np.concatenate(clipped), h)
-    assert error < 0.5 * output_error(both, np.concatenate(plain), h)
+    assert error < Outputs(both, h).error(np.concatenate(clipped))
+    assert error < 0.5 * Outputs(both, h).error(np.concatenate(plain))
 
 
 def test_awq_measures_what_the_producer_can_take() -> None:
@@ -116,7 +116,7 @@ def test_awq_measures_what_the_producer_can_take() -> None:
     (w,), grid = weights_of(32), Grid(4, 64, False)
     powers, error = awq([w], seen, grid, lambda s: np.exp2(np.rint(np.log2(s))))
     assert powers is not None and (np.frexp(powers)[0] == 0.5).all()
-    assert error < output_error(w, clip_quantize(w, hessian(seen), grid).values(), hessian(seen))
+    assert error < Outputs(w, hessian(seen)).error(clip_quantize(w, hessian(seen), grid).values())
     for useless in (np.nan, 0.0, -1.0):
         assert awq([w], seen, grid, lambda s, u=useless: np.full_like(s, u))[0] is None
 

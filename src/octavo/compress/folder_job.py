@@ -272,7 +272,7 @@ class FolderJob:
         """A layer rounded to the nearest."""
         x, scheme = dequantize(self.linear[name]), self.schemes[name]
         if scheme == "fp8":
-            q = float8(x, "row")
+            q = float8(x)
             return self._plain(name, q.values()) or layouts.float_quantized(q)
         if self.layout == "mlx":
             return layouts.mlx(quantize_affine(x, scheme), (x.shape[0], x.shape[1]), scheme)
@@ -298,7 +298,7 @@ class FolderJob:
         if key not in self._shapes:
             made = self._plain(name, np.zeros((rows, columns), np.float32))
             if not made and key[2] == "fp8":
-                made = layouts.float_quantized(float8(np.zeros((rows, columns), np.float32), "row"))
+                made = layouts.float_quantized(float8(np.zeros((rows, columns), np.float32)))
             elif not made:
                 assert isinstance(key[2], Grid)
                 step = 1.0 if key[3] == "static" else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from octavo.compress.fit import F32, F64, I32, Hessian, steps_of
+from octavo.compress.fit import F32, F64, Hessian, steps_of
 from octavo.compress.grids import Grid, Quantized, quantize
 
 WIDENED = 512  # rows of weights and columns of H that are fp64 at a time
@@ -57,29 +57,19 @@ def energy(x: F32, hessian: Hessian) -> float:
     return total
 
 
-def output_error(x: F32, q: F32, hessian: Hessian) -> float:
-    """See `Outputs`."""
-    return Outputs(x, hessian).error(q)
+def gptq(x: F32, hessian: Hessian, grid: Grid, *, damping: float = 0.01) -> Fitted:
+    """Rounds `[rows, columns]` weights given H `[columns, columns]`, columns of large inputs first.
 
-
-def gptq(
-    x: F32, hessian: Hessian, grid: Grid, *, act_order: bool = True, static_groups: bool = True,
-    damping: float = 0.01,
-) -> Fitted:  # fmt: skip
-    """Rounds `[rows, columns]` weights given H `[columns, columns]`.
-
-    act_order: columns of large inputs first. static_groups: scales come from the weights as they
-    were, and groups are neighbours whatever the order; else a group's scale is chosen when its turn
-    comes, and with act_order its columns are anywhere (`Quantized.group_of`). damping: of the mean
-    of H's diagonal, added to it; ten times as much where H cannot be inverted, until rounding
-    to the nearest is what is left. What is no better than that is not returned.
+    Scales come from the weights as they were, so groups are neighbours whatever the order. damping:
+    of the mean of H's diagonal, added to it; ten times as much where H cannot be inverted, until
+    rounding to the nearest is what is left. What is no better than that is not returned.
     Raises UsageError as `quantize` does.
     """
     importance = np.maximum(np.diag(hessian), 0).astype(np.float32)
     plain, outputs = quantize(x, grid, importance), Outputs(x, hessian)
     plain_error = outputs.error(plain.values())
     used: float | None = damping
-    order = np.argsort(-importance, kind="stable") if act_order else np.arange(x.shape[1])
+    order = np.argsort(-importance, kind="stable")
     factor = None
     while used is not None and used <= MOST_DAMPING:
         factor = _inverse_factor(hessian, order, used)
@@ -88,7 +78,7 @@ def gptq(
         used *= 10
     if factor is None:
         return Fitted(plain, plain_error, plain_error, None)
-    found = _Columns(x, factor, grid, order, importance, plain if static_groups else None).round()
+    found = _Columns(x, factor, order, plain).round()
     del factor  # which is as large as two of H
     error = outputs.error(found.values())
     if not error <= plain_error:
@@ -148,67 +138,36 @@ def _invert_lower(x: F64) -> None:
 
 
 class _Columns:
-    """One layer while it is rounded, its columns one after the other in memory. static: where its
-    scales come from, None: as turns come."""
+    """One layer while it is rounded, its columns one after the other in memory. plain: where its
+    scales come from."""
 
-    def __init__(
-        self, x: F32, factor: F64, grid: Grid, order: npt.NDArray[np.intp], importance: F32,
-        static: Quantized | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, x: F32, factor: F64, order: npt.NDArray[np.intp], plain: Quantized) -> None:
         self.rest = np.ascontiguousarray(x[:, order].T, np.float64)
-        self.factor, self.grid, self.order, self.importance = factor, grid, order, importance
-        self.static = static is not None
-        rows, self.columns = x.shape
-        self.width = grid.group or self.columns
-        groups = self.columns // self.width
-        self.codes = np.zeros((self.columns, rows), np.uint8)
-        self.scales = np.zeros((groups, rows), np.float32)
-        self.zeros = np.full((groups, rows), grid.middle, np.int32)
-        if static is not None:
-            self.scales, self.zeros = (
-                np.ascontiguousarray(v.T) for v in (static.scales, static.zeros)
-            )
+        self.factor, self.order, self.plain = factor, order, plain
+        self.columns = x.shape[1]
+        self.codes = np.zeros((self.columns, len(x)), np.uint8)
+        self.scales, self.zeros = (np.ascontiguousarray(v.T) for v in (plain.scales, plain.zeros))
 
     def round(self) -> Quantized:
         for begin in range(0, self.columns, UPDATE_COLUMNS):
             end = min(begin + UPDATE_COLUMNS, self.columns)
             errors = np.zeros((end - begin, self.rest.shape[1]))
             for i in range(begin, end):
-                if not self.static and i % self.width == 0:
-                    self._choose(i, begin, errors)
                 errors[i - begin] = self._column(i, end)
             for first in range(end, self.columns, WIDENED):
                 later = slice(first, first + WIDENED)
                 self.rest[later] -= self.factor[begin:end, later].T @ errors
         codes = np.empty_like(self.codes)
         codes[self.order] = self.codes
-        index: I32 | None = None
-        if not self.static and (self.order != np.arange(self.columns)).any():
-            index = np.empty(self.columns, np.int32)
-            index[self.order] = np.arange(self.columns) // self.width
-        codes, scales, zeros = (np.ascontiguousarray(v.T) for v in (codes, self.scales, self.zeros))
-        return Quantized(self.grid, codes, scales, zeros, index)
+        return self.plain._replace(codes=np.ascontiguousarray(codes.T))
 
     def _column(self, i: int, end: int) -> F64:
         """Rounds the i-th column in order and passes its error on within the block."""
-        group = (int(self.order[i]) if self.static else i) // self.width
+        group = int(self.order[i]) // self.plain.width
         scale, zero = self.scales[group], self.zeros[group]
         value = self.rest[i]
-        steps = np.clip(steps_of(value.astype(np.float32), scale) + zero, 0, self.grid.top)
+        steps = np.clip(steps_of(value.astype(np.float32), scale) + zero, 0, self.plain.grid.top)
         self.codes[i] = steps
         error: F64 = (value - scale.astype(np.float64) * (steps - zero)) / self.factor[i, i]
         self.rest[i + 1 : end] -= self.factor[i, i + 1 : end, None] * error
         return error
-
-    def _choose(self, i: int, begin: int, errors: F64) -> None:
-        """Scales of the group that begins at i, from its columns as they are by now."""
-        end = min(i + self.width, self.columns)
-        now = self.rest[i:end].copy()
-        last = min(begin + UPDATE_COLUMNS, self.columns)
-        if end > last:  # what lies beyond the block has not heard of its errors yet
-            now[last - i :] -= self.factor[begin:i, last:end].T @ errors[: i - begin]
-        own = Grid(self.grid.bits, 0, self.grid.symmetric, self.grid.scales)
-        values = np.ascontiguousarray(now.T, np.float32)
-        found = quantize(values, own, self.importance[self.order[i:end]])
-        group = i // self.width
-        self.scales[group], self.zeros[group] = found.scales[:, 0], found.zeros[:, 0]

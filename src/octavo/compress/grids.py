@@ -69,14 +69,12 @@ Scheme = Grid | Literal["fp8"]  # of a matrix; fp8: e4m3 with a scale a row
 
 
 class Quantized(NamedTuple):
-    """codes `[rows, columns]`; scales fp32 and zeros `[rows, groups]`. group_of: the group of each
-    column; None where groups are neighbours."""
+    """codes `[rows, columns]`; scales fp32 and zeros `[rows, groups]`."""
 
     grid: Grid
     codes: U8
     scales: F32
     zeros: I32
-    group_of: I32 | None = None
 
     @classmethod
     def zeros_of(cls, shape: tuple[int, int], grid: Grid) -> Quantized:
@@ -93,13 +91,9 @@ class Quantized(NamedTuple):
     def values(self) -> F32:
         """What the codes stand for, fp32 `[rows, columns]`."""
         out = self.codes.astype(np.float32)
-        if self.group_of is None:
-            groups = out.reshape(*self.scales.shape, self.width)
-            groups -= self.zeros[..., None].astype(np.float32)
-            groups *= self.scales[..., None]
-            return out
-        out -= self.zeros[:, self.group_of]
-        out *= self.scales[:, self.group_of]
+        groups = out.reshape(*self.scales.shape, self.width)
+        groups -= self.zeros[..., None].astype(np.float32)
+        groups *= self.scales[..., None]
         return out
 
 
@@ -226,37 +220,21 @@ def _with_zeros(x: F32, w: F32, grid: Grid) -> tuple[F32, I32]:
 
 
 class Float8(NamedTuple):
-    """e4m3 codes `[rows, columns]`; fp32 scales `[1]`, `[rows, 1]` or of blocks of 128 x 128."""
+    """e4m3 codes `[rows, columns]`; fp32 scales `[rows, 1]`."""
 
     codes: U8
     scales: F32
 
     def values(self) -> F32:
-        return np.asarray(self._spread() * e4m3(self.codes), np.float32)
-
-    def _spread(self) -> F32:
-        rows, columns = self.codes.shape
-        if self.scales.ndim == 1 or self.scales.shape == (rows, 1):
-            return self.scales
-        wide = np.repeat(np.repeat(self.scales, 128, axis=0), 128, axis=1)
-        return wide[:rows, :columns]
+        return np.asarray(self.scales * e4m3(self.codes), np.float32)
 
 
-def float8(x: F32, scaling: Literal["tensor", "row", "block"]) -> Float8:
-    """e4m3 with the largest value of the tensor, row or block at 448. Raises UsageError."""
+def float8(x: F32) -> Float8:
+    """e4m3 with the largest value of each row at 448. Raises UsageError."""
     check_finite(x)
-    rows, columns = x.shape
-    if scaling == "tensor":
-        widest = np.abs(x).max(keepdims=True).reshape(1)
-    elif scaling == "row":
-        widest = np.abs(x).max(axis=1, keepdims=True)
-    else:
-        padded = np.zeros((-(-rows // 128) * 128, -(-columns // 128) * 128), np.float32)
-        padded[:rows, :columns] = np.abs(x)
-        widest = padded.reshape(len(padded) // 128, 128, -1, 128).max(axis=(1, 3))
+    widest = np.abs(x).max(axis=1, keepdims=True)
     scales = np.where(widest > 0, widest / E4M3_MAX, 1).astype(np.float32)
-    empty = Float8(np.zeros(x.shape, np.uint8), scales)
-    return Float8(to_e4m3(x / empty._spread()), scales)
+    return Float8(to_e4m3(x / scales), scales)
 
 
 _E4M3 = e4m3(np.arange(127, dtype=np.uint8))  # ascending; 127 is the NaN

@@ -56,8 +56,7 @@ def rows_of(q: Quantized, rows: slice) -> Quantized:
 
 def group_index(q: Quantized) -> npt.NDArray[np.int64]:
     """The group of each column."""
-    neighbours = np.arange(q.codes.shape[1]) // q.width
-    return neighbours if q.group_of is None else q.group_of.astype(np.int64)
+    return np.arange(q.codes.shape[1]) // q.width
 
 
 def _row_scales(x: F32, q: Quantized, hessian: F64) -> F32:

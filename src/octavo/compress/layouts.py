@@ -72,7 +72,7 @@ def gptq(q: Quantized) -> Tensors:
     bits = q.grid.bits
     if rows * bits % 32 or columns * bits % 32:
         raise UsageError(f"{rows} x {columns} codes of {bits} bits are not whole words")
-    groups = np.arange(columns) // q.width if q.group_of is None else q.group_of
+    groups = np.arange(columns) // q.width
     return {
         "qweight": _words(pack(q.codes, bits).T),
         "qzeros": _words(pack((q.zeros.T - 1) & q.grid.top, bits)),

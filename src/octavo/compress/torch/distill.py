@@ -23,7 +23,7 @@ from octavo.checkpoint.dequantize import dequantize
 from octavo.compress.fit import F32
 from octavo.compress.grids import Quantized
 from octavo.compress.groups import whole
-from octavo.compress.healing import group_index, replace_scales, rows_of
+from octavo.compress.healing import replace_scales, rows_of
 from octavo.program import Linear, Op, Program
 
 Tensor = torch.Tensor
@@ -95,20 +95,17 @@ class _OnGrid(torch.autograd.Function):
 
 
 class _Layer:
-    """A rounded matrix and the factors of its scales. Columns are in the order of their groups."""
+    """A rounded matrix and the factors of its scales."""
 
     def __init__(self, q: Quantized, kind: torch.dtype) -> None:
         self.kind = kind
-        self.order = None if q.group_of is None else np.argsort(group_index(q), kind="stable")
-        codes = q.codes if self.order is None else q.codes[:, self.order]
-        grouped = codes.reshape(*q.scales.shape, q.width).astype(np.int16)
+        grouped = q.codes.reshape(*q.scales.shape, q.width).astype(np.int16)
         steps = grouped - q.zeros[..., None].astype(np.int16)
         self.steps = torch.from_numpy(steps.astype(np.int8 if q.grid.top < 128 else np.int16))
         self.scales = torch.from_numpy(np.array(q.scales, np.float32))
         self.factors = torch.ones_like(self.scales, requires_grad=True)
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = x if self.order is None else x[:, self.order]
         y: Tensor = _OnGrid.apply(x, self.factors, self)  # type: ignore[no-untyped-call]
         return y
 
