@@ -25,6 +25,7 @@ from octavo.engine.events import Ended, Token
 from octavo.engine.images import EncoderCache, ImageQueue
 from octavo.engine.loader import load_executable, load_images
 from octavo.engine.open import OpenModel, open_model
+from octavo.engine.pace import LEAST, Pace
 from octavo.engine.plan import Plan, make_plan
 from octavo.engine.policy import PROMPT, FairPolicy
 from octavo.engine.request import Request, SamplingParams
@@ -266,6 +267,28 @@ def test_others_decode_while_an_image_is_encoded(loaded: dict[str, Loaded]) -> N
     assert engine._requests["image"].kv.computed == 41
 
 
+def test_an_image_that_is_computed_whole_does_not_wait_for_texts_to_end(
+    loaded: dict[str, Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it has more tokens than a step beside texts has time for."""
+    m = loaded["gemma3"]
+    alone = run(m.engine(), [m.request("image", (1,))])["image"]
+    engine = m.engine()
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    engine.add(m.request("text", (), params=params))
+    while not any(isinstance(e, Token) for e in engine.step()):
+        pass
+    monkeypatch.setattr(Pace, "fitting", lambda *_: 0)
+    assert m.family.image(1).tokens > LEAST
+    engine.add(m.request("image", (1,)))
+    found: Result = []
+    while len(found) < 8:
+        events = [e for e in engine.step() if isinstance(e, Token)]
+        assert "text" in engine._requests
+        found += [(e.token, e.logprob) for e in events if e.id == "image"]
+    assert found == alone
+
+
 def test_a_failing_encoder_fails_only_its_requests(loaded: dict[str, Loaded]) -> None:
     m = loaded["llava"]
     engine = m.engine()
@@ -310,10 +333,10 @@ def test_beams_hold_images_each_for_itself(loaded: dict[str, Loaded]) -> None:
     sequence = engine._requests["a"]
     while sequence.images[0].embeddings is None:
         engine.step()
-        queue(engine).share(sequence.kv, sequence.images, sequence.kv.pending)
+        queue(engine).share(sequence.kv, sequence.images, sequence.kv.pending, 512)
     child = sequence.fork()
     assert child.images[0].embeddings is None
-    assert queue(engine).share(child.kv, child.images, 50) > child.images[0].start
+    assert queue(engine).share(child.kv, child.images, 50, 512) > child.images[0].start
     queue(engine).release(child.images)
     assert sequence.images[0].embeddings is not None
     assert queue(engine).cache._users == {sequence.images[0].key: 1}

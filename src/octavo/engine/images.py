@@ -147,9 +147,10 @@ class ImageQueue:
             out.append(placed)
         return tuple(out)
 
-    def share(self, kv: KVState, images: Sequence[PlacedImage], count: int) -> int:
+    def share(self, kv: KVState, images: Sequence[PlacedImage], count: int, most: int) -> int:
         """How many of the next `count` tokens can be computed: those before an image that is not
-        encoded. Tokens of an image that see each other are computed together."""
+        encoded. Tokens of an image that see each other are computed together; if these come next,
+        all of them are, though they be more than `count`, up to `most`."""
         end = kv.computed + count
         for placed in images:
             if placed.end <= kv.computed:
@@ -160,7 +161,9 @@ class ImageQueue:
                 end = max(placed.start, kv.computed)
                 break
             elif placed.mutual and placed.end > end:
-                end = max(placed.start, kv.computed)
+                next_to_come = placed.start <= kv.computed
+                whole = next_to_come and placed.end - kv.computed <= most
+                end = placed.end if whole else max(placed.start, kv.computed)
                 break
         return end - kv.computed
 

@@ -176,7 +176,7 @@ class Scheduler:
             wanted = sequence.kv.pending and sequence in self.running
             if not wanted or sequence in budget.held or not (room := budget.room(sequence)):
                 continue
-            if not (count := self._share(sequence, room)):
+            if not (count := self._share(sequence, room, budget.left)):
                 continue
             if self._grow(sequence, sequence.kv.computed + count):
                 spans.append(ScheduledSpan.of(sequence, count))
@@ -235,12 +235,13 @@ class Scheduler:
         ):
             self._start(first)
 
-    def _share(self, sequence: Sequence, left: int) -> int:
-        """Tokens of a sequence to compute. Each prompt log-probability and each pooled state takes
-        a row of results, of which every running sequence has one for itself."""
+    def _share(self, sequence: Sequence, left: int, most: int) -> int:
+        """Tokens of a sequence to compute: `left` at most, or an image of `most` at most that
+        cannot be divided. Each prompt log-probability and each pooled state takes a row of results,
+        of which every running sequence has one for itself."""
         count = min(sequence.kv.pending, left)
         if sequence.images and self._images is not None:
-            share = self._images.share(sequence.kv, sequence.images, count)
+            share = self._images.share(sequence.kv, sequence.images, count, most)
             if share < count and any(i.waits for i in sequence.images):
                 self.stalled.append(sequence)
             count = share
@@ -264,7 +265,7 @@ class Scheduler:
             if not self._start(sequence):
                 return
             self._spare_rows -= 1
-            if count := self._share(sequence, left):
+            if count := self._share(sequence, left, budget.left):
                 spans.append(ScheduledSpan.of(sequence, count))
                 budget.take(sequence, count)
 
