@@ -55,16 +55,18 @@ class AdapterTable:
             raise RequestError(f"adapter {name[:64]!r} is {state}", "lora_name", "invalid_value")
 
     async def load(self, link: EngineLink, name: str, adapter: Adapter) -> None:
-        """Has an engine load an adapter. Raises RequestError with what it says to that, and
-        EngineFailed when it ends or says nothing."""
+        """Has an engine load an adapter, which it unloads again if nobody waits for the answer.
+        Raises RequestError with what it says, and EngineFailed when it ends or says nothing."""
         serial = next(self._serials)
         answer = self._asked[serial] = asyncio.get_running_loop().create_future()
         link.send(LoadAdapter(serial, name, adapter.path, adapter.files))
         try:
             async with asyncio.timeout(SECONDS):
                 said = await answer
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError) as e:
             link.send(UnloadAdapter(name))  # once it has done it
+            if isinstance(e, asyncio.CancelledError):
+                raise
             raise EngineFailed("the engine did not answer", code="engine_failed") from None
         finally:
             self._asked.pop(serial, None)

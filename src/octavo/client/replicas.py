@@ -327,7 +327,7 @@ class Replicas:
             for client in self._clients:
                 await client.load_adapter(name, path)
                 done.append(client)
-        except RequestError:
+        except BaseException:  # also if whoever wanted it does not wait
             for client in done:
                 await client.unload_adapter(name)
             raise
