@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import pytest
@@ -218,3 +219,25 @@ def test_what_is_due_first_waits_for_nothing_that_is_not() -> None:
         while one not in front.first:
             front.step()
         assert front.first[one] - came <= 0.5
+
+
+class Looked(list[Stream]):
+    """Counts how often somebody goes through it."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Stream]:
+        self.looks += 1
+        return super().__iter__()
+
+
+def test_what_is_looked_at_for_a_request_does_not_grow_with_the_square_of_the_others() -> None:
+    """Where none of them names a number of tokens: a full server refuses many a second."""
+    looks = []
+    for count in (10, 100):
+        streams = Looked(stream(tokens=None, given=3) for _ in range(count))
+        load = Load(streams, 8, 1.0)
+        assert load.until_one_ends() == 3.0
+        assert load.wait(stream()) == 3.0
+        looks.append(streams.looks)
+    assert looks[0] == looks[1]

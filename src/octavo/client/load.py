@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from octavo.client.replay import Stream
 from octavo.engine.plan import Plan
@@ -57,6 +58,12 @@ class Load:
         """Whether a request of a group is in flight."""
         return bool(group) and any(s.request.group == group for s in self.streams)
 
+    @cached_property
+    def _mean(self) -> float:
+        """Tokens that requests have until now, of those that have any."""
+        given = [len(s.given) for s in self.streams if s.given]
+        return sum(given) / len(given) if given else 0.0
+
     def _left(self, stream: Stream) -> float:
         """Seconds until a request ends once it has its place; one that names no number of tokens
         goes on for as long as others have until now."""
@@ -64,8 +71,7 @@ class Load:
         if request.pool:
             return 0.0
         if most is None:
-            given = [len(s.given) for s in self.streams if s.given]
-            return self.step * (sum(given) / len(given) if given else 0)
+            return self.step * self._mean
         return self.step * max(0, most - len(stream.given))
 
     def wait(self, new: Stream) -> float:
