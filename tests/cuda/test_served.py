@@ -48,6 +48,10 @@ def test_a_server_gives_what_python_gives(
         for ids, text in zip(prompts, expected, strict=True):
             status, reply = server.post("/v1/completions", body | {"prompt": ids})
             assert status == 200 and reply["choices"][0]["text"] == text
+        status, trace = server.post("/v1/profile", {"seconds": 0.1})
+        assert status == 200
+        assert [p["threads"] for p in trace["otherData"]["processes"]] == [1, 1]
+    assert "an engine has ended" not in (tmp_path / "log").read_text()
     assert f"kernels   {'sm_' if GPU else 'host'}" in (tmp_path / "log").read_text()
 
 

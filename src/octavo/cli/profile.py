@@ -116,8 +116,9 @@ def _body(file: Path | None, prompt: str | None) -> dict[str, Any]:
 def _run(
     model: str, body: dict[str, Any], offline: bool, mmproj: str, vision_dtype: str,
     device: str, sizes: dict[str, Any],
-) -> tuple[TraceFile, HostLimits]:  # fmt: skip
-    """The trace of a request to a model, and what the host can do. Raises OctavoError."""
+) -> tuple[TraceFile, HostLimits | None]:  # fmt: skip
+    """The trace of a request to a model, and what the host can do if it computes. Raises
+    OctavoError."""
     import uvloop
 
     from octavo.backends import resolve_device
@@ -140,7 +141,7 @@ def _run(
     )
     trace = uvloop.run(profile_request(source, body))
     (engine,) = engines_of(trace)
-    return trace, host_limits(engine)
+    return trace, host_limits(engine) if options.device == "cpu" else None
 
 
 def _stacks(trace: TraceFile) -> list[tuple[str, int]]:
@@ -174,6 +175,8 @@ def show(trace: TraceFile, limits: HostLimits | None) -> None:
 
 def _kernels(found: ThreadTime, limits: HostLimits | None) -> None:
     kernels = [(name, s) for name, s in found.spent.items() if s.kind == "kernel"]
+    if not kernels:  # of a GPU
+        return
     kernels.sort(key=lambda item: -item[1].seconds)
     rows = [_kernel(name, s, found.busy, limits) for name, s in kernels[:ROWS]]
     if rest := kernels[ROWS:]:

@@ -94,7 +94,7 @@ def _added_up(p: Profile) -> Profile:
 def _process(p: Profile, cut: bool, zero: int) -> TracedProcess:
     return TracedProcess(
         name=p.name, pid=p.pid, began=(p.began - zero) / 1000, seconds=(p.ended - p.began) / 1e9,
-        isa=p.isa, threads=len(p.kernels.threads) if p.kernels else 1,
+        isa=p.isa, threads=max(1, len(p.kernels.threads)) if p.kernels else 1,
         cut=cut, memory=p.memory, interval=p.interval, stacks=p.stacks,
     )  # fmt: skip
 
