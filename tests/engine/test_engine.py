@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -475,6 +475,23 @@ def test_cached_prefixes_are_reported() -> None:
         events += e.step()
     assert events[0].cached == 30  # one whole block, and fourteen tokens of the next
     assert executable.steps[-3].spans[0].length == 10
+
+
+def test_cached_prefixes_are_counted_once_for_each_request() -> None:
+    """Also of those that are preempted, go on after others, or draw no token."""
+    executable = Counting()
+    executable.hidden = lambda _, count: np.ones((count, 4), np.float32)  # type: ignore[attr-defined]
+    e = engine(executable)
+    more: list[dict[str, Any]] = [{}, {}, {"resume": [5, 6]}, {"pool": "last"}]
+    for name, options in zip("abcd", more, strict=True):
+        e.add(Request(id=name, prompt=[7] * 40, params=SamplingParams(max_tokens=9), **options))
+        e.step()
+        for sequence in list(e.scheduler.running):
+            e.scheduler.preempt(sequence)
+        while e.has_work:
+            e.step()
+    stats = e.stats()
+    assert stats.prompt_tokens == 4 * 40 and stats.cached_tokens == 39 + 40 + 39
 
 
 def generated(e: Engine) -> list[int]:

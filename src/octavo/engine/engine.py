@@ -198,7 +198,8 @@ class Engine:
     def _run(self, spans: list[ScheduledSpan]) -> list[TokenEvent]:
         now = self._clock()
         for span in spans:
-            span.sequence.admit(now)
+            if span.sequence.admit(now):
+                self._counts["cached_tokens"] += span.sequence.cached
         began = time.perf_counter()
         spans = self._speculation.draft(spans)
         try:
@@ -313,8 +314,6 @@ class Engine:
             return events + self._commit_states(outcome)
         if not outcome.tokens or sequence.id not in self._requests:  # a search may have ended
             return events
-        if not sequence.sampling.counts:
-            self._counts["cached_tokens"] += sequence.cached
         try:
             if sequence.request.params.beam is not None:
                 return events + self._commit_candidates(sequence, outcome.tokens[0], now)

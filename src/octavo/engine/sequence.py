@@ -113,10 +113,12 @@ class Sequence:
             return "complete"
         return "length" if self.full else None
 
-    def admit(self, now: float) -> None:
-        """Records that it is computed for the first time."""
-        if not self.times.admitted:
+    def admit(self, now: float) -> bool:
+        """Records that it is computed; True for the first time."""
+        first = not self.times.admitted
+        if first:
             self.times = Times(self.times.queued, now)
+        return first
 
     def fork(self) -> Sequence:
         """A copy that has computed nothing and holds no blocks."""
