@@ -328,3 +328,34 @@ def test_what_an_engine_still_had_to_say_is_not_heard() -> None:
     replay.remove(b)
     assert replay.turn() == ([], [a]) and a.name != old
     assert a.resumed(0).resume == list(range(MAX_AHEAD + 1))
+
+
+def test_texts_of_a_search_that_was_taken_back_are_not_told() -> None:
+    """They come in several frames where they are large: the search is done again, as a whole."""
+    replay, stream, alone = Replay(), plain("a", 5), plain("b", 5)
+    replay.add(stream)
+    replay.turn()
+    text = BeamText("a", 0, 2, [5], [0.0], [[]], 0.0, "length", last=False)
+    last = BeamText("a", 1, 2, [6], [0.0], [[]], -1.0, "length", last=True)
+    assert stream.take(text) == []
+    alone.doubt = 2
+    replay.add(alone)
+    assert replay.turn()[1] == [alone]
+    replay.remove(alone)
+    assert replay.turn()[1] == [stream]
+    assert stream.take(text) == [] and stream.take(last) == [text, last]
+
+
+def test_a_prediction_is_counted_over_all_engines() -> None:
+    replay, stream = Replay(), plain("a", 5)
+    replay.add(stream)
+    replay.turn()
+    stream.take(Token("a", 5, predicted=(2, 1)))
+    stream.take(Token("a", 6, predicted=(3, 1)))
+    assert replay.died(0) is None
+    replay.turn()
+    told = [stream.take(Token("a", 7, predicted=p)) for p in ((0, 0), (1, 4))]
+    assert told == [[Token("a", 7, predicted=(3, 1))], [Token("a", 7, predicted=(4, 5))]]
+    assert replay.died(0) is None
+    replay.turn()
+    assert stream.take(Token("a", 8)) == [Token("a", 8, predicted=(4, 5))]

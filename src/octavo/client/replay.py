@@ -41,6 +41,8 @@ class Stream:
     prompt_logprobs: int = 0
     over: bool = False  # its last event has come
     found: list[BeamText] = field(default_factory=list)
+    predicted: tuple[int, int] = (0, 0)  # tokens of the prediction, accepted and rejected
+    before: tuple[int, int] = (0, 0)  # of these, by the time it was submitted
     name: str = ""  # of its submission, which is new each time; "": the engine does not have it
     doubt: int = 0
     futile: int = 0
@@ -101,6 +103,10 @@ class Stream:
             self.prompt_logprobs += len(event.logprobs)
         elif isinstance(event, Token):
             self.given.append(event.token)
+            if any(self.before):  # an engine counts from its submission on
+                right, wrong = map(sum, zip(self.before, event.predicted, strict=True))
+                event = msgspec.structs.replace(event, predicted=(right, wrong))
+            self.predicted = event.predicted
         return [event]
 
 
@@ -151,6 +157,7 @@ class Replay:
         for stream in suspects or waiting:
             stream.name = f"{stream.request.id}.{next(self._serials)}"
             stream.since, stream.start = self._frames, len(stream.given)
+            stream.found, stream.before = [], stream.predicted
             self._held[stream.name] = stream
         return back, suspects or waiting
 
@@ -196,7 +203,6 @@ class Replay:
                     culprit = stream
             stream.reached = max(stream.reached, self._frames - stream.since)
             stream.doubt += doubt
-            stream.found = []
             self._take_back(stream)
         if culprit is not None:
             self.remove(culprit)
