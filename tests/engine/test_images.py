@@ -220,6 +220,22 @@ def test_a_second_question_costs_no_encoder_and_no_prefill(loaded: dict[str, Loa
     assert stats.image_bytes == m.family.tokens * 64 * 4
 
 
+def test_an_image_that_is_there_counts_once(loaded: dict[str, Loaded]) -> None:
+    """Though its request is preempted while it holds it, and needs it again."""
+    m = loaded["llava"]
+    engine = m.engine(budget=8, prefix_caching=False)
+    run(engine, [m.request("a", (7,))])
+    engine.add(m.request("b", (7,), text=6))
+    engine.step()
+    (sequence,) = engine.scheduler.running
+    assert sequence.images[0].embeddings is not None and engine.stats().image_hits == 1
+    engine.scheduler.preempt(sequence)
+    while engine.has_work:
+        engine.step()
+    stats = engine.stats()
+    assert stats.images_encoded == stats.image_hits == stats.preemptions == 1
+
+
 def test_salts_share_no_embeddings(loaded: dict[str, Loaded]) -> None:
     """Nor does anybody wait for, or save, what another salt has shown."""
     m = loaded["llava"]

@@ -19,7 +19,7 @@ class PlacedImage:
     """An image of a prompt, at tokens [start, end). position: of the first of them, for rotations;
     places: where they are from there on along each axis, None for one after the other; advance: how
     much further on what follows is. salt: of its request. embeddings: while they are held for it.
-    waits: they are needed now, and not there; waited: they were not when they were first needed."""
+    waits: they are needed now, and not there; needed: they have been, whether they were or not."""
 
     image: ImageInput
     start: int
@@ -30,7 +30,7 @@ class PlacedImage:
     salt: str = ""
     embeddings: Floats | None = None
     waits: bool = False
-    waited: bool = False
+    needed: bool = False
 
     @property
     def end(self) -> int:
@@ -176,8 +176,8 @@ class ImageQueue:
         if placed.embeddings is None:
             placed.embeddings = self.cache.acquire(placed.key)
             placed.waits = placed.embeddings is None
-            placed.waited |= placed.waits
-            self.hits += not placed.waited
+            self.hits += not (placed.waits or placed.needed)
+            placed.needed = True
         return placed.embeddings is not None
 
     def _let_go(self, placed: PlacedImage) -> None:
