@@ -13,6 +13,7 @@ from octavo.backends.base import BLOCK, Sample, StepInput, StepLimits
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.engine import MULTI_STEP_SECONDS, Engine
 from octavo.engine.events import Ended, Mark, PromptLogprobs, Times, Token, TokenEvent, ends
+from octavo.engine.limits import MAX_FORCED
 from octavo.engine.request import BeamSearch, Request, SamplingParams, Thinking, shown
 from octavo.errors import RequestError
 
@@ -543,6 +544,24 @@ def test_thoughts_that_the_model_opens_end_with_their_budget(
     params = SamplingParams(max_tokens=8, temperature=0, thinking=thinking)
     e.add(Request(id="a", prompt=[1] * 10, params=params))
     assert generated(e) == expected
+
+
+def test_a_text_without_a_choice_holds_up_nobody() -> None:
+    """Its tokens need no step of their own, but time all the same."""
+
+    class Only(Counting):
+        def step(self, step: StepInput) -> list[Sample]:
+            super().step(step)
+            return [Sample(5, 0.0, [], []) for _ in step.sampling]
+
+    e = engine(Only(blocks=90), context=1400)
+    e.add(Request(id="a", prompt=[1], params=SamplingParams(allowed_token_ids=[5])))
+    counts = []
+    while e.has_work:
+        events = e.step()
+        assert all(isinstance(x, Token) and x.token == 5 for x in events)
+        counts.append(len(events))
+    assert sum(counts) == 1399 and max(counts) == 1 + MAX_FORCED
 
 
 def test_bad_words_and_min_tokens_are_masked() -> None:

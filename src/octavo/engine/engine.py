@@ -15,7 +15,7 @@ from octavo.engine.events import Ended, Finish, Pooled, Progress, PromptLogprobs
 from octavo.engine.grammar_queue import GrammarQueue
 from octavo.engine.images import ImageQueue
 from octavo.engine.kv import KVCache, KVState
-from octavo.engine.limits import MAX_MULTI_STEPS
+from octavo.engine.limits import MAX_FORCED, MAX_MULTI_STEPS
 from octavo.engine.lookahead import DraftWriter
 from octavo.engine.pace import Pace
 from octavo.engine.policy import FairPolicy, SchedulingPolicy
@@ -336,7 +336,9 @@ class Engine:
             events.append(self._accept(sequence, sample, now))
             if sequence.id not in self._requests:
                 return
-        while (token := sequence.sampling.jump_forward()) is not None:
+        for _ in range(MAX_FORCED):
+            if (token := sequence.sampling.jump_forward()) is None:
+                break
             events.append(self._accept(sequence, Sample(token, 0.0, [], []), now))
             if sequence.id not in self._requests:
                 return
