@@ -14,6 +14,7 @@ from octavo.engine.constraint import Constraint
 from octavo.engine.request import MAX_BLANK, SamplingParams
 
 MASK64 = (1 << 64) - 1
+Adjustment = tuple[int, float, float]  # token, addend, repetition penalty
 
 
 @dataclass(eq=False, slots=True)
@@ -39,6 +40,8 @@ class SamplingState:
     _mask: Mask | None = None  # of the next token, once it is known
     _later: list[tuple[int, Mask | None]] = field(default_factory=list)  # tokens of a draft, and
     # the masks after them, which need not be found again where those tokens are drawn
+    _changed: dict[int, Adjustment] | None = None  # logits that biases and penalties change, by
+    # token, once they have been asked for: a long text has thousands
 
     def __post_init__(self) -> None:
         p = self.params
@@ -59,6 +62,8 @@ class SamplingState:
         """Follows a token that was appended to `tokens`. Raises ValueError if the grammar does not
         allow it."""
         self.counts[token] += 1
+        if self._changed is not None and self._penalized:
+            self._changed[token] = self._adjustment(token, True)
         follows = bool(self._later) and self._later[0][0] == token
         self._mask, self._later = (self._later[0][1], self._later[1:]) if follows else (None, [])
         if self.constraint is not None:
@@ -67,7 +72,11 @@ class SamplingState:
     def fork(self, tokens: list[int]) -> SamplingState:
         """An independent copy whose list of tokens is `tokens`."""
         constraint = self.constraint.fork() if self.constraint else None
-        return replace(self, tokens=tokens, counts=Counter(self.counts), constraint=constraint)
+        changed = None if self._changed is None else dict(self._changed)
+        return replace(
+            self, tokens=tokens, counts=Counter(self.counts), constraint=constraint,
+            _changed=changed,
+        )  # fmt: skip
 
     @property
     def independent(self) -> bool:
@@ -232,25 +241,20 @@ class SamplingState:
         p = self.params
         return bool(p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1)
 
-    def _adjustments(self, banned: set[int]) -> list[tuple[int, float, float]]:
-        """(token, addend, repetition penalty) of tokens whose logits change."""
+    def _adjustments(self, banned: set[int]) -> list[Adjustment]:
+        """Of the tokens whose logits change."""
         p = self.params
-        if not (p.logit_bias or self._penalized or banned):
-            return []
-        changed = set(p.logit_bias) | banned
-        if self._penalized:
-            changed |= set(self.counts)
-        repeated: set[int] = set()
-        if p.repetition_penalty != 1:
-            repeated = set(self.tokens)
-            changed |= repeated
-        out = []
-        for token in sorted(changed):
-            count = self.counts.get(token, 0)
-            add = p.logit_bias.get(token, 0.0) - p.frequency_penalty * count
-            if count:
-                add -= p.presence_penalty
-            if token in banned:
-                add = -math.inf
-            out.append((token, add, p.repetition_penalty if token in repeated else 1.0))
-        return out
+        if self._changed is None:
+            seen = set(self.tokens if p.repetition_penalty != 1 else self.counts)
+            known = seen if self._penalized else set[int]()
+            self._changed = {t: self._adjustment(t, t in known) for t in known | set(p.logit_bias)}
+        never = {t: (t, -math.inf, 1.0) for t in banned}
+        return list((self._changed | never if never else self._changed).values())
+
+    def _adjustment(self, token: int, seen: bool) -> Adjustment:
+        """seen: it is penalized, as one of the text."""
+        p, count = self.params, self.counts.get(token, 0)
+        add = p.logit_bias.get(token, 0.0) - p.frequency_penalty * count
+        if count:
+            add -= p.presence_penalty
+        return token, add, p.repetition_penalty if seen else 1.0
