@@ -51,6 +51,16 @@ class Outline(msgspec.Struct):
     input: Raw = Raw()
 
     @property
+    def text(self) -> bytes:
+        """The prompt, as it is written."""
+        return bytes(self.messages or self.prompt or self.input)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the prompt, about."""
+        return len(self.text) // TOKEN + 1
+
+    @property
     def previous(self) -> str | None:
         """The id of the response that it follows. Raises InvalidValue."""
         if bytes(self.previous_response_id) in (b"", b"null"):
@@ -105,9 +115,8 @@ class Relayed:
     def ask(self) -> Ask:
         """What routing has to know of it."""
         outline = self.outline
-        text = bytes(outline.messages or outline.prompt or outline.input)
-        blocks = text_chain(text, PREFIX_BYTES, self.salt)
-        return Ask(len(text) // TOKEN + 1, blocks, PREFIX_BYTES // TOKEN, 0, self.session)
+        blocks = text_chain(outline.text, PREFIX_BYTES, self.salt)
+        return Ask(outline.tokens, blocks, PREFIX_BYTES // TOKEN, 0, self.session)
 
     def resume(self) -> Resume | None:
         """How its stream begins at a server that can go on with another's; None: it cannot."""

@@ -79,7 +79,7 @@ class Relay:
         sender.check_model(model)
         given = headers_of(request.scope)
         units = units_of(given, outline, sender, one)
-        dealt = self.traffic.deal(model, units)
+        dealt = self.traffic.deal(model, units, outline.tokens)
         if dealt.chosen is not None:
             body = dealt.body(body)
             outline = read_outline(body)

@@ -37,13 +37,15 @@ NOT_ASKED = (401, 403, 413, 429, GONE)  # says nothing of the version
 @dataclass(frozen=True)
 class Dealt:
     """Where a request goes. route: of its model; seen: reads the answer, if somebody wants to know
-    of it."""
+    of it. prompt: its tokens, about, before a variant changed it: what an answer says of them says
+    something of who gave it, and errors say nothing."""
 
     model: str
     route: Model
     assigned: Assigned | None = None
     chosen: Chosen | None = None
     seen: Seen | None = None
+    prompt: int = 0
     only: str = ""  # the pool that can answer it, where no other can
     rolled_back: bool = False  # its version was, before it was answered
 
@@ -125,8 +127,9 @@ class Traffic:
         self._unanswered: dict[Cut, tuple[Dealt, str]] = {}
         releases.changed = self._cut_rolled_back
 
-    def deal(self, model: str, units: Mapping[Unit, str]) -> Dealt:
-        """Where a request for a model goes. units: who sends it, the most lasting first."""
+    def deal(self, model: str, units: Mapping[Unit, str], prompt: int = 0) -> Dealt:
+        """Where a request for a model goes. units: who sends it, the most lasting first. prompt:
+        its tokens, about."""
         chosen = self._experiments.assign(model, units)
         if chosen is not None and chosen.variant.model is not None:
             model = chosen.variant.model
@@ -137,7 +140,7 @@ class Traffic:
             assigned = None  # what a release left is gone since: the model's own pool counts
         watched = chosen is not None or (assigned is not None and assigned.watched)
         route = self.models.get(model, OTHER)
-        return Dealt(model, route, assigned, chosen, Seen() if watched else None)
+        return Dealt(model, route, assigned, chosen, Seen() if watched else None, prompt)
 
     def sent(self, dealt: Dealt, pool: str, cut: Cut) -> None:
         """A pool is sent a request. cut: is called if its version is rolled back before
@@ -183,7 +186,7 @@ class Traffic:
             refused=400 <= one.status < 500 and not late, ttft=one.ttft if good else None,
             itl=one.itl if good else None, tokens=one.completion_tokens,
             empty=good and seen.empty, repeating=good and seen.repeating,
-            prompt_tokens=one.prompt_tokens, cached_tokens=cached, batch=batch,
+            prompt_tokens=dealt.prompt, cached_tokens=cached, batch=batch,
         )  # fmt: skip
         if assigned is not None and assigned.watched:
             self._releases.observe(dealt.model, assigned, event)

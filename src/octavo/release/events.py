@@ -14,7 +14,7 @@ class RequestEvent:
     was assigned. failed: for a reason that is not the client's. refused: as the client's mistake.
     ttft: seconds to the first token. itl: seconds between tokens, (last - first) / (tokens - 1).
     None: there were none, or the client left. kl: of shadow traffic, nats a token. at: when it
-    ended.
+    ended. prompt_tokens: about, as it was before any version had it.
     """
 
     arm: str
