@@ -89,6 +89,23 @@ def test_units_that_moved_are_left_out() -> None:
     assert said.moved == 1 and said.comparisons[0].control_units == 49
 
 
+def test_units_count_by_the_shares_that_there_were_when_they_came() -> None:
+    """1,000 by halves, then as many of which a tenth is for b, to which 100 of the first move."""
+    found, dealt = totals(0.0, 1000), ({"a": 0.5, "b": 0.5}, {"a": 0.9, "b": 0.1})
+    for unit in range(2000):
+        variant = "ab"[unit % 2] if unit < 1000 else "ab"[unit % 10 == 0]
+        found.dealt(variant, f"u{unit}", unit // 1000)
+    for unit in range(0, 200, 2):
+        found.dealt("b", f"u{unit}", 1)
+    after = msgspec.structs.replace(SPEC, variants={"a": Variant(weight=90), "b": Variant(weight=10)})  # fmt: skip
+    said = analyse(after, found.of, dealt)
+    assert said.mismatch.counts == {"a": 1400, "b": 600} == said.mismatch.expected
+    assert not said.mismatch.found and said.moved == 100
+    for unit in range(2000, 2100):  # of whom all are of b
+        found.dealt("b", f"u{unit}", 1)
+    assert analyse(after, found.of, dealt).mismatch.found
+
+
 def test_intervals_are_narrowest_near_their_horizon() -> None:
     """Beside the standard error, which shrinks anyhow."""
     wide = [float(half_width(1 / n, n, 1000, 0.05) * math.sqrt(n)) for n in (10, 100, 1000, 10_000)]

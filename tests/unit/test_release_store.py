@@ -418,6 +418,19 @@ async def test_experiments_of_two_gateways(url: str) -> None:
     for number, chosen in dealt.items():
         after = two.assign("m", {"user": str(number)})
         assert after is not None and (chosen is None or after.name == chosen.name)
+        two.observe(after, RequestEvent("", 0, ttft=0.1, prompt_tokens=7))
+    await two.tick()
+    _, totals, analysis = two.report("e")  # all who came new are of b, which has grown
+    assert sum(t.count for (_, _, n), t in totals.items() if n == "@1") == 300
+    assert sum(analysis.mismatch.counts.values()) == 300 and not analysis.mismatch.found
+    one.change_shares("e", {"a": 0.9, "b": 0.1}, "ann")
+    await two.tick()
+    for number in range(300):
+        two.observe(two.assign("m", {"user": str(number)}), RequestEvent("", 0))
+    await two.tick()
+    *_, analysis = two.report("e")
+    assert sum(analysis.mismatch.counts.values()) == 300 and not analysis.mismatch.found
+    assert analysis.moved > 50
     one.stop("e", "ann")
     await two.tick()
     assert two.assign("m", {"user": "1"}) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from octavo.experiments.spec import ExperimentSpec
-from octavo.experiments.totals import Key, Total, Units, moved, units_of
+from octavo.experiments.totals import Key, Total, Units, first_dealt, moved, units_of
+from octavo.release.assignment import BUCKETS
 from octavo.release.moments import Moments, difference
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -120,22 +122,32 @@ def multinomial_evidence(counts: Sequence[float], shares: Sequence[float]) -> fl
     return found + math.lgamma(strength) - math.lgamma(strength + total)
 
 
-def mismatch(spec: ExperimentSpec, totals: Mapping[Key, Total]) -> Mismatch:
-    """Whether each variant has its share of the units; those that moved count where they were."""
-    units: dict[str, set[str]] = {name: set() for name in spec.variants}
-    for variant, unit, _ in totals:
-        units[variant].add(unit)
-    counts = {name: len(found) for name, found in units.items()}
-    whole = sum(spec.shares.values())
-    shares = {name: share / whole for name, share in spec.shares.items()}
-    evidence = multinomial_evidence(list(counts.values()), list(shares.values()))
-    total = sum(counts.values())
-    return Mismatch(counts, {name: share * total for name, share in shares.items()}, evidence)
+def mismatch(
+    spec: ExperimentSpec, totals: Mapping[Key, Total], dealt: Sequence[Mapping[str, float]] = ()
+) -> Mismatch:
+    """Whether each variant has its share of the units, of those that first came while it had that
+    share. dealt: the shares that there were, one after the other. Units that moved count where they
+    were first. Once some took no part, nothing is expected of those that come under other shares:
+    they may have been there all the time, and be new to the variants that grew alone."""
+    counts, expected = dict.fromkeys(spec.variants, 0), dict.fromkeys(spec.variants, 0.0)
+    came, evidence, all_took_part = Counter(first_dealt(totals)), 0.0, True
+    for stage, shares in enumerate(dealt or (spec.shares,)):
+        whole = sum(shares.values())
+        parts = [shares[name] / whole for name in counts]
+        units = [came[name, stage] for name in counts]
+        evidence += multinomial_evidence(units, parts) if all_took_part else 0.0
+        for name, count, part in zip(counts, units, parts, strict=True):
+            counts[name] += count
+            expected[name] += part * sum(units) if all_took_part else count
+        all_took_part &= whole > 1 - 1 / BUCKETS
+    return Mismatch(counts, expected, evidence)
 
 
-def analyse(spec: ExperimentSpec, totals: Mapping[Key, Total]) -> Analysis:
+def analyse(
+    spec: ExperimentSpec, totals: Mapping[Key, Total], dealt: Sequence[Mapping[str, float]] = ()
+) -> Analysis:
     """Every variant against the control. The first metric's alpha is shared among the variants;
-    the other metrics have as much each, and decide nothing."""
+    the other metrics have as much each, and decide nothing. dealt: as `mismatch` has it."""
     others = [name for name in spec.variants if name != spec.control]
     found = []
     for metric in spec.metrics:
@@ -145,4 +157,4 @@ def analyse(spec: ExperimentSpec, totals: Mapping[Key, Total]) -> Analysis:
             if min(len(one), len(control)) >= LEAST:
                 alpha = spec.alpha / len(others)
                 found.append(compare(one, control, metric, name, alpha, spec.horizon))
-    return Analysis(tuple(found), mismatch(spec, totals), len(moved(totals)))
+    return Analysis(tuple(found), mismatch(spec, totals, dealt), len(moved(totals)))

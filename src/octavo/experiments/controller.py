@@ -22,12 +22,14 @@ MOST_PENDING = 1_000_000  # sums that wait for a database that is away; then eve
 
 @dataclass(frozen=True)
 class Chosen:
-    """The variant of a request. unit: what was assigned, as a digest."""
+    """The variant of a request. unit: what was assigned, as a digest. stage: how often shares had
+    been changed."""
 
     experiment: str
     name: str
     variant: Variant
     unit: str
+    stage: int = 0
 
 
 class Experiments:
@@ -53,7 +55,8 @@ class Experiments:
                 name = one.allocation.variant(bucket(one.spec.id, unit))
                 if name is None:
                     return None
-                return Chosen(one.spec.id, name, one.spec.variants[name], digest(one.spec.id, unit))
+                variant, kept = one.spec.variants[name], digest(one.spec.id, unit)
+                return Chosen(one.spec.id, name, variant, kept, len(one.dealt) - 1)
         return None
 
     def observe(self, chosen: Chosen, event: RequestEvent) -> None:
@@ -61,6 +64,7 @@ class Experiments:
         one = self._of.get(chosen.experiment)
         if one is not None and (totals := self._room(chosen.experiment)):
             totals.observe(one.spec, chosen.name, chosen.unit, event)
+            totals.dealt(chosen.name, chosen.unit, chosen.stage)
 
     def feedback(self, id: str, metric: str, value: float, units: Mapping[Unit, str]) -> None:
         """What a unit thinks of its answer. Raises RequestError."""
@@ -73,6 +77,7 @@ class Experiments:
             raise InvalidValue("unit: it takes no part in the experiment", "unit")
         if totals := self._room(id):
             totals.add(chosen.name, chosen.unit, metric, value)
+            totals.dealt(chosen.name, chosen.unit, chosen.stage)
 
     def _room(self, id: str) -> Totals | None:
         """The sums that wait to be written, None where they are too many."""
@@ -118,7 +123,7 @@ class Experiments:
     def report(self, id: str) -> tuple[Experiment, dict[Key, Total], Analysis]:
         """Raises NoExperiment."""
         one, totals = self._store.find(id), self._store.totals(id)
-        return one, totals, analyse(one.spec, totals)
+        return one, totals, analyse(one.spec, totals, one.dealt)
 
 
 def digest(salt: str, unit: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,11 +32,13 @@ class NoExperiment(RequestError):
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment as it is kept. version: of its allocation; each change makes the next."""
+    """An experiment as it is kept. dealt: the shares that it had, the last are those of its spec.
+    version: of its allocation; each change makes the next."""
 
     spec: ExperimentSpec
     allocation: Allocation
     created: float
+    dealt: tuple[Mapping[str, float], ...]
     ended: bool = False
     version: int = 0
 
@@ -47,8 +49,8 @@ class ExperimentStore:
 
     def start(self, spec: ExperimentSpec, now: float, who: str) -> Experiment:
         """Raises Running if there was one of that name: its units are dealt already."""
-        found = Experiment(spec, Allocation.of(spec.shares), now)
-        encoded = _json(spec), _json(asdict(found.allocation))
+        found = Experiment(spec, Allocation.of(spec.shares), now, (spec.shares,))
+        encoded = _json(spec), _kept(found.allocation, found.dealt)
         try:
             with self._database.transaction() as db:
                 db.execute(
@@ -81,7 +83,8 @@ class ExperimentStore:
         while True:
             one = self.find(id)
             spec = _with_shares(one.spec, shares)
-            values = _json(spec), _json(asdict(one.allocation.changed(spec.shares)))
+            allocation, dealt = one.allocation.changed(spec.shares), (*one.dealt, spec.shares)
+            values = _json(spec), _kept(allocation, dealt)
             with self._database.transaction() as db:
                 done = db.execute(
                     "update experiments set spec = ?, allocation = ?, version = version + 1"
@@ -131,14 +134,17 @@ def _with_shares(spec: ExperimentSpec, shares: Mapping[str, float]) -> Experimen
     return msgspec.structs.replace(spec, variants=variants).check()
 
 
+def _kept(allocation: Allocation, dealt: Sequence[Mapping[str, float]]) -> str:
+    return _json(asdict(allocation) | {"dealt": dealt})
+
+
 def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
 def _experiment(row: tuple[Any, ...]) -> Experiment:
-    spec, allocation, created, ended, version = row
-    return Experiment(
-        msgspec.json.decode(spec, type=ExperimentSpec),
-        Allocation(tuple(Range(**part) for part in msgspec.json.decode(allocation)["ranges"])),
-        created, bool(ended), int(version),
-    )  # fmt: skip
+    text, kept, created, ended, version = row
+    spec, found = msgspec.json.decode(text, type=ExperimentSpec), msgspec.json.decode(kept)
+    allocation = Allocation(tuple(Range(**part) for part in found["ranges"]))
+    dealt = tuple(found.get("dealt", [spec.shares]))  # which older ones did not keep
+    return Experiment(spec, allocation, created, dealt, bool(ended), int(version))

@@ -5,7 +5,7 @@ Requests of one user are alike, so that users are what is counted, not requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,8 @@ from octavo.experiments.spec import ExperimentSpec
 from octavo.release.events import COVARIATES, VALUES, RequestEvent
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-Key = tuple[str, str, str]  # variant, unit, name of a metric or a covariate
+Key = tuple[str, str, str]  # variant, unit, name of a metric, a covariate or a stage
+STAGE = "@"  # before its number: how often shares had been changed
 
 
 @dataclass
@@ -37,6 +38,10 @@ class Totals:
                 self.add(variant, unit, name, value)
         for name in spec.cuped:
             self.add(variant, unit, name, COVARIATES[name](event))
+
+    def dealt(self, variant: str, unit: str, stage: int) -> None:
+        """Notes that a unit has had a variant while shares were the `stage`-th ones."""
+        self.add(variant, unit, f"{STAGE}{stage}", 0.0)
 
     def add(self, variant: str, unit: str, name: str, value: float, count: float = 1.0) -> None:
         one = self.of.setdefault((variant, unit, name), Total())
@@ -62,6 +67,21 @@ def moved(keys: Iterable[Key]) -> set[str]:
     """Units that have been in several variants, which compare nothing."""
     variants: dict[str, str] = {}
     return {unit for variant, unit, _ in keys if variants.setdefault(unit, variant) != variant}
+
+
+def first_dealt(keys: Collection[Key]) -> Iterator[tuple[str, int]]:
+    """Of each unit the variant that it had first, and at which stage; what says nothing of a stage
+    is of the first."""
+    known: dict[str, dict[str, int]] = {}  # stages by unit and variant
+    for variant, unit, name in keys:
+        stages, number = known.setdefault(unit, {}), name.removeprefix(STAGE)
+        if name != number and number.isdecimal():
+            stages[variant] = min(int(number), stages.get(variant, int(number)))
+    for variant, unit, _ in keys:
+        known[unit].setdefault(variant, 0)
+    for stages in known.values():
+        first = min(stages.values())
+        yield from ((variant, stage) for variant, stage in stages.items() if stage == first)
 
 
 def units_of(
