@@ -27,6 +27,7 @@ from octavo.errors import UsageError
 from octavo.experiments.controller import Experiments
 from octavo.experiments.spec import ExperimentSpec, Variant
 from octavo.experiments.store import ExperimentStore, NoExperiment
+from octavo.experiments.totals import Key, Total
 from octavo.gateway.state import TABLES, kept_in
 from octavo.release.controller import Assigned, Releases
 from octavo.release.events import RequestEvent
@@ -436,6 +437,26 @@ async def test_experiments_of_two_gateways(url: str) -> None:
     assert two.assign("m", {"user": "1"}) is None
     with pytest.raises(NoExperiment):
         two.report("f")
+    for database in databases:
+        database.close()
+
+
+def test_gateways_that_add_to_the_same_units_do_not_wait_for_each_other(url: str) -> None:
+    databases = [open_database(url, TABLES) for _ in range(2)]
+    totals = {("a", f"u{i}", "ttft"): Total(1, 1.0) for i in range(2000)}
+    backwards = dict(reversed(totals.items()))
+
+    def write(database: Database, totals: dict[Key, Total]) -> None:
+        for _ in range(4):
+            ExperimentStore(database).add("e", totals)
+
+    with ThreadPoolExecutor(2) as pool:
+        writing = [
+            pool.submit(write, *one) for one in zip(databases, (totals, backwards), strict=True)
+        ]
+        for one in writing:
+            one.result()
+    assert all(one == Total(8, 8.0) for one in ExperimentStore(databases[0]).totals("e").values())
     for database in databases:
         database.close()
 

@@ -105,13 +105,14 @@ class ExperimentStore:
             audit(db, AuditEntry(now, id, who, "stop", ""))
 
     def add(self, id: str, totals: Mapping[Key, Total]) -> None:
-        """Adds what was seen since the last time."""
+        """Adds what was seen since the last time, in one order: two gateways that add to the same
+        units in different ones would wait for each other."""
         with self._database.transaction() as db:
             db.many(
                 "insert into units values (?, ?, ?, ?, ?, ?)"
                 " on conflict (experiment, variant, unit, name) do update set"
                 " count = units.count + excluded.count, total = units.total + excluded.total",
-                [(id, *key, one.count, one.total) for key, one in totals.items()],
+                [(id, *key, one.count, one.total) for key, one in sorted(totals.items())],
             )
 
     def totals(self, id: str) -> dict[Key, Total]:
