@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import wraps
@@ -459,6 +459,37 @@ def test_gateways_that_add_to_the_same_units_do_not_wait_for_each_other(url: str
     assert all(one == Total(8, 8.0) for one in ExperimentStore(databases[0]).totals("e").values())
     for database in databases:
         database.close()
+
+
+class Short(ExperimentStore):
+    """One whose transactions are broken off if they are long, and that is away at times."""
+
+    written = 0
+
+    def add(self, id: str, totals: Mapping[Key, Total]) -> None:
+        self.written += 1
+        if len(totals) > 10_000 or self.written == 3:
+            raise DatabaseError("it took too long")
+        super().add(id, totals)
+
+
+@in_loop
+async def test_what_many_units_did_is_written_in_parts(database: Database) -> None:
+    store = Short(database)
+    experiments = Experiments(store, Now())
+    experiments.start(spec(a=50, b=50), "ann")
+    await experiments.tick()
+    for number in range(8000):
+        chosen = experiments.assign("m", {"user": str(number)})
+        assert chosen is not None
+        experiments.observe(chosen, RequestEvent("", 0, ttft=0.1, prompt_tokens=7))
+    with pytest.raises(DatabaseError):
+        await experiments.tick()
+    experiments.observe(chosen, RequestEvent("", 0, ttft=0.1, prompt_tokens=7))
+    await experiments.tick()
+    found = store.totals("e")
+    assert sum(t.count for (_, _, n), t in found.items() if n == "ttft") == 8001
+    assert store.written == 4
 
 
 @in_loop

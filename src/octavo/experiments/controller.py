@@ -18,6 +18,7 @@ from octavo.release.events import RequestEvent
 
 TICK = 1.0  # seconds between two looks
 MOST_PENDING = 1_000_000  # sums that wait for a database that is away; then events are not counted
+MOST_AT_ONCE = 10_000  # of them that are written in a transaction, which may not take long
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,23 @@ class Experiments:
     async def tick(self) -> None:
         """Writes what was seen, and reads what experiments there are."""
         for id in list(self._pending):
-            totals = self._pending.pop(id)
-            try:
-                await asyncio.to_thread(self._store.add, id, totals.of)
-            except Exception:
-                waiting = self._pending.setdefault(id, Totals())
-                for (variant, unit, name), one in totals.of.items():
-                    waiting.add(variant, unit, name, one.total, one.count)
-                raise
+            await self._write(id)
         self._adopt(await asyncio.to_thread(self._store.all))
+
+    async def _write(self, id: str) -> None:
+        """Writes what was seen of an experiment, in parts. Raises what the database does: what it
+        has not taken waits with what was seen meanwhile."""
+        totals, part = self._pending.pop(id), dict[Key, Total]()
+        try:
+            while totals.of:
+                part = dict(totals.of.popitem() for _ in range(min(len(totals.of), MOST_AT_ONCE)))
+                await asyncio.to_thread(self._store.add, id, part)
+        except Exception:
+            totals.of |= part
+            for (variant, unit, name), one in self._pending.pop(id, Totals()).of.items():
+                totals.add(variant, unit, name, one.total, one.count)
+            self._pending[id] = totals
+            raise
 
     def _adopt(self, found: list[Experiment]) -> None:
         self._of = {one.spec.id: one for one in found if not one.ended}
