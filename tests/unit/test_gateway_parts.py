@@ -12,12 +12,17 @@ from hypothesis import strategies as st
 
 from octavo.errors import InvalidValue, Overloaded, UsageError
 from octavo.gateway.admission import UpstreamQueue, WaitLimits
+from octavo.gateway.answers import complete
 from octavo.gateway.app import PASSED_DIALECTS
 from octavo.gateway.body import OPERATIONS, RESPONSES, Relayed, read_outline
+from octavo.gateway.config import Model
 from octavo.gateway.errors import NoUpstream, UnknownModel
 from octavo.gateway.headers import onward
+from octavo.gateway.job import RelayJob
+from octavo.gateway.traffic import Dealt
 from octavo.gateway.upstream import DEFAULT, FALLBACK, Place, parse_place
 from octavo.gateway.upstreams import Upstreams
+from octavo.generate.reply import Usage
 from octavo.simulate.engine import SimulatedEngine, SimulatedRequest, Speed
 
 POOLS = (DEFAULT, FALLBACK)
@@ -68,6 +73,19 @@ def test_equal_beginnings_are_equal_blocks() -> None:
     assert one.ask.blocks[:2] == two.ask.blocks[:2] != ()
     assert one.ask.blocks != two.ask.blocks
     assert one.ask.tokens == 501
+
+
+@pytest.mark.parametrize(
+    ("tail", "ended"),
+    [(b"data: [DONE]\n\n", True), (b"data:[DONE]\r\n\r\n", True),
+     (b'data: {"choices":[]}\n\ndata: [DONE]\n\n', True), (b"data: [DONE]\n\n: bye\n\n", True),
+     (b'data: {"choices":[{"text":"the end is data: [DONE]"}]}\n\n', False)],
+)  # fmt: skip
+def test_a_stream_ends_with_a_line_and_not_with_a_text_that_says_so(
+    tail: bytes, ended: bool
+) -> None:
+    job = RelayJob(asked(), {}, Dealt("m", Model()), Usage(), tail=tail)
+    assert complete(job) == ended
 
 
 def test_operations_have_the_names_of_the_servers() -> None:

@@ -18,7 +18,7 @@ from octavo.server.parsing import NOT_JSON
 from octavo.server.resume import Spent
 
 STREAMS = ("text/event-stream", "application/x-ndjson")
-DONE = b"[DONE]"
+DONE = (b"data: [DONE]", b"data:[DONE]")  # lines of their own: texts may say so, too
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 ELSEWHERE = ("engine_error", "engine_failed", "engine_closed", "internal_error", "shutting_down")
 
@@ -119,7 +119,7 @@ def is_final(rest: bytes) -> bool:
 
 def streamed(job: RelayJob) -> Spent | None:
     """The tokens of a stream that has ended, about; None if its end is missing."""
-    done = DONE in job.tail[-64:]
+    done = any(line.rstrip() in DONE for line in job.tail[-64:].split(b"\n"))
     if job.asked.path == RESPONSES and not done:  # which some end without it
         return _response_spent(job.tail)
     if job.asked.path in RESUMABLE and not done:
