@@ -90,13 +90,26 @@ def test_a_release_is_kept_with_all_that_happened(database: Database) -> None:
     with pytest.raises(AlreadyRuns):
         store.start(SPEC, start(6.0), "bob")
     ended = start(5.0).__class__("rolled_back", 0, 9.0, 5.0, 0, "rollback by bob")
-    assert store.change(first, ended, "bob", ended.reason)
-    assert not store.change(first, ended, "ann", "too late")
+    assert store.change(first, ended, "bob", 9.0)
+    assert not store.change(first, ended, "ann", 9.5)
     second = store.start(SPEC, start(10.0), "ann")
     assert store.find("m") == second
     trail = [(r.at, r.who, r.what, r.detail) for r in store.trail(first.id)]
     assert trail[0][:3] == (5.0, "ann", "start") and '"canary":"new"' in trail[0][3]
     assert trail[1:] == [(9.0, "bob", "rolled_back", "rollback by bob")]
+
+
+def test_a_pause_is_recorded_as_it_is_made(database: Database) -> None:
+    now = Now()
+    releases = Releases(ReleaseStore(database), now)
+    releases.start(SPEC, "ann")
+    began = now.now
+    for action in ("pause", "resume", "pause"):
+        now.now += 30
+        releases.act("m", action, "bob")  # type: ignore[arg-type]
+    trail = [(r.at - began, r.detail) for r in releases.status("m").trail]
+    assert [at for at, _ in trail] == [0, 30, 60, 90]
+    assert [detail for _, detail in trail[1:]] == ["pause by bob", "resume by bob", "pause by bob"]
 
 
 def test_sums_of_gateways_are_added_and_counted_once(database: Database) -> None:

@@ -146,10 +146,11 @@ class Releases:
 
     def _decide(self, release: Release) -> bool:
         """Whether the release has gone on."""
-        state = machine.advance(release.spec, release.state, self._seen(release), self._clock())
+        now = self._clock()
+        state = machine.advance(release.spec, release.state, self._seen(release), now)
         if state == release.state:
             return False
-        return self._store.change(release, state, "octavo", state.reason)
+        return self._store.change(release, state, "octavo", now)
 
     def _seen(self, release: Release) -> ReleaseSummary:
         return Tally(release.spec).read(self._store.sums(release.id))
@@ -177,7 +178,7 @@ class Releases:
             release = self._store.find(model)
             canary, now = self._seen(release).canary, self._clock()
             state = machine.act(release.spec, release.state, action, canary, now, who)
-            if self._store.change(release, state, who, state.reason):
+            if self._store.change(release, state, who, now):
                 return self._store.find(model)
 
     def status(self, model: str) -> Status:

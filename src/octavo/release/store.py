@@ -108,7 +108,7 @@ class ReleaseStore:
             raise NoRelease(f"{model[:64]!r} has no release", "model")
         return found
 
-    def change(self, release: Release, state: State, who: str, detail: str) -> bool:
+    def change(self, release: Release, state: State, who: str, at: float) -> bool:
         """Keeps the next state, unless somebody changed it meanwhile."""
         with self._database.transaction() as db:
             done = db.execute(
@@ -118,7 +118,7 @@ class ReleaseStore:
             )
             if done:
                 what = state.phase if state.phase != release.state.phase else f"step {state.step}"
-                audit(db, AuditEntry(state.since, release.id, who, what, detail))
+                audit(db, AuditEntry(at, release.id, who, what, state.reason))
         return bool(done)
 
     # -- sums ---------------------------------------------------------------------------------
