@@ -6,6 +6,9 @@ import asyncio
 from pathlib import Path
 
 import aiohttp
+import msgspec
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.database import open_database
 from octavo.experiments.store import ExperimentStore
@@ -39,3 +42,45 @@ def test_no_variant_changes_what_explains_its_numbers(tmp_path: Path) -> None:
     found = {(key[0], one.total) for key, one in totals.items() if key[2] == "prompt_tokens"}
     assert {name for name, _ in found} == variants.keys()
     assert len({prompt for _, prompt in found}) == 1
+
+
+class Echo:
+    """A server of whose answers each says what it was asked."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        body = (await receive())["body"]
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+@pytest.mark.parametrize(("path", "field"), [("/tokenize", "prompt"), ("/v1/embeddings", "input")])
+def test_what_writes_no_text_gets_nothing_of_a_variant_but_its_model(path: str, field: str) -> None:
+    """Tokens of a text that was not sent, or fields that no such route takes."""
+    changed = {"model": "m", "set": {"temperature": 0.25}, "prompt_prefix": "Be brief. "}
+    variants = {"a": {"weight": 1}, "b": {"weight": 99} | changed}
+    given = {"id": "x", "model": "m", "control": "a", "variants": variants}
+
+    async def test() -> None:
+        async with gateway(default=Echo(sound())) as at, aiohttp.ClientSession() as session:
+            client = Client(session, at)
+            assert (await client.admin("POST", "/v1/experiments", given))[0] == 200
+            await asyncio.sleep(LOOK)
+            had = set()
+            for i in range(20):
+                body = {"model": "m", field: "Hello", "user": f"user-{i}"}
+                async with session.post(at + path, json=body) as response:
+                    assert msgspec.json.decode(await response.read()) == body
+                    had.add(response.headers["x-variant"])
+            assert "b" in had
+            async with session.post(f"{at}/v1/completions", json={"model": "m", "prompt": "Hello", "user": "user-1"}) as response:  # fmt: skip
+                assert response.headers["x-variant"] == "b"
+                said = msgspec.json.decode(await response.read())
+                assert (said["prompt"], said["temperature"]) == ("Be brief. Hello", 0.25)
+
+    asyncio.run(test())

@@ -81,7 +81,7 @@ class Relay:
         units = units_of(given, outline, sender, one)
         dealt = self.traffic.deal(model, units, outline.tokens)
         if dealt.chosen is not None:
-            body = dealt.body(body)
+            body = dealt.body(body, path)
             outline = read_outline(body)
             outline.model = dealt.model
         at = None

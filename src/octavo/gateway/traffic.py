@@ -13,8 +13,8 @@ import msgspec
 from octavo.errors import DeadlineExceeded
 from octavo.experiments.bodies import altered
 from octavo.experiments.controller import Chosen, Experiments
-from octavo.experiments.spec import Unit
-from octavo.gateway.body import Outline, Relayed
+from octavo.experiments.spec import Unit, Variant
+from octavo.gateway.body import OPERATIONS, Outline, Relayed
 from octavo.gateway.config import Model
 from octavo.gateway.events import Finished
 from octavo.gateway.seen import Seen
@@ -31,6 +31,7 @@ from octavo.server.parsing import NOT_JSON
 OTHER = Model()  # that are not named
 GONE = 499  # the status of requests whose clients have left
 SESSION, UNIT = "x-session-id", "x-experiment-unit"
+WRITING = (*OPERATIONS["chat"], *OPERATIONS["text_completion"])  # routes
 NOT_ASKED = (401, 403, 413, 429, GONE)  # says nothing of the version
 
 
@@ -80,9 +81,15 @@ class Dealt:
             found = {"x-version": STABLE}
         return found if self.chosen is None else found | {"x-variant": self.chosen.name}
 
-    def body(self, body: bytes) -> bytes:
-        """A body as its variant wants it."""
-        return body if self.chosen is None else altered(body, self.chosen.variant)
+    def body(self, body: bytes, path: str) -> bytes:
+        """A body as its variant wants it. path: of its route; where no text is written, nothing but
+        the model is another."""
+        if self.chosen is None:
+            return body
+        variant = self.chosen.variant
+        if path not in WRITING:
+            variant = Variant(weight=variant.weight, model=variant.model)
+        return altered(body, variant)
 
 
 def _trial(dealt: Dealt, pool: str) -> Assigned | None:
