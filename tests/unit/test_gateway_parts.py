@@ -19,6 +19,7 @@ from octavo.gateway.config import Model
 from octavo.gateway.errors import NoUpstream, UnknownModel
 from octavo.gateway.headers import onward
 from octavo.gateway.job import RelayJob
+from octavo.gateway.seen import Seen
 from octavo.gateway.traffic import Dealt
 from octavo.gateway.upstream import DEFAULT, FALLBACK, Place, parse_place
 from octavo.gateway.upstreams import Upstreams
@@ -86,6 +87,18 @@ def test_a_stream_ends_with_a_line_and_not_with_a_text_that_says_so(
 ) -> None:
     job = RelayJob(asked(), {}, Dealt("m", Model()), Usage(), tail=tail)
     assert complete(job) == ended
+
+
+def test_choices_that_say_the_same_do_not_repeat_themselves() -> None:
+    def choice(index: int, text: str) -> dict[str, object]:
+        return {"index": index, "message": {"content": text}, "finish_reason": "stop"}
+
+    said, circle = "The capital of France is Paris.", "and so on " * 12
+    for texts, found in (([said] * 4, False), ([said, circle], True)):
+        seen = Seen()
+        answer = {"choices": [choice(i, text) for i, text in enumerate(texts)]}
+        seen.whole(json.dumps(answer).encode())
+        assert (seen.repeating, seen.empty) == (found, False)
 
 
 def test_operations_have_the_names_of_the_servers() -> None:

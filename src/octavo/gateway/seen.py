@@ -18,6 +18,7 @@ class _Said(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
+    index: int = 0
     text: str | None = None
     delta: _Said | None = None
     message: _Said | None = None
@@ -30,12 +31,12 @@ class _Answer(msgspec.Struct):
 
 class Seen:
     """Reads answers of /v1/chat/completions and /v1/completions; of others it knows nothing. Of
-    their text it keeps the last words, and forgets them with the request."""
+    their text it keeps the last words, of each choice, and forgets them with the request."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._ended = self._said = False
-        self._last: deque[str] = deque(maxlen=LONGEST * ROUNDS)
+        self._last: dict[int, deque[str]] = {}
 
     @property
     def empty(self) -> bool:
@@ -43,7 +44,7 @@ class Seen:
 
     @property
     def repeating(self) -> bool:
-        return repeating(list(self._last))
+        return any(repeating(list(last)) for last in self._last.values())
 
     def feed(self, data: bytes) -> None:
         """More of a stream."""
@@ -66,4 +67,5 @@ class Seen:
             self._ended |= choice.finish_reason is not None
             self._said |= bool(said.content or said.reasoning_content or said.tool_calls)
             if isinstance(said.content, str) and said.content:
-                self._last.extend([said.content] if streamed else said.content.split())
+                last = self._last.setdefault(choice.index, deque(maxlen=LONGEST * ROUNDS))
+                last.extend([said.content] if streamed else said.content.split())
