@@ -101,6 +101,25 @@ def test_choices_that_say_the_same_do_not_repeat_themselves() -> None:
         assert (seen.repeating, seen.empty) == (found, False)
 
 
+@pytest.mark.parametrize(
+    ("said", "empty"),
+    [({"content": ""}, True), ({"role": "assistant", "content": None}, True),
+     ({"content": "Yes"}, False), ({"reasoning": "Well,"}, False),
+     ({"reasoning_content": "Well,"}, False), ({"refusal": "No."}, False),
+     ({"function_call": {"name": "f", "arguments": ""}}, False)],
+)  # fmt: skip
+def test_an_answer_with_thoughts_or_calls_alone_is_not_empty(
+    said: dict[str, object], empty: bool
+) -> None:
+    for name in ("message", "delta"):
+        seen, answer = Seen(), {"choices": [{name: said, "finish_reason": "length"}]}
+        if name == "message":
+            seen.whole(json.dumps(answer).encode())
+        else:
+            seen.feed(f"data: {json.dumps(answer)}\n\n".encode())
+        assert seen.empty == empty
+
+
 def test_operations_have_the_names_of_the_servers() -> None:
     routes = {route.path for dialect in PASSED_DIALECTS for route in dialect.routes}
     named = {path for paths in OPERATIONS.values() for path in paths}

@@ -12,9 +12,18 @@ from octavo.server.parsing import NOT_JSON
 
 
 class _Said(msgspec.Struct):
+    """Servers have two names for thoughts, and older ones one for calls."""
+
     content: Any = None
     reasoning_content: Any = None
+    reasoning: Any = None
     tool_calls: Any = None
+    function_call: Any = None
+    refusal: Any = None
+
+    @property
+    def anything(self) -> bool:
+        return any(getattr(self, name) for name in self.__struct_fields__)
 
 
 class _Choice(msgspec.Struct):
@@ -65,7 +74,7 @@ class Seen:
         for choice in answer.choices:
             said = choice.delta or choice.message or _Said(choice.text)
             self._ended |= choice.finish_reason is not None
-            self._said |= bool(said.content or said.reasoning_content or said.tool_calls)
+            self._said |= said.anything
             if isinstance(said.content, str) and said.content:
                 last = self._last.setdefault(choice.index, deque(maxlen=LONGEST * ROUNDS))
                 last.extend([said.content] if streamed else said.content.split())
