@@ -137,6 +137,22 @@ def test_ready_endpoints_are_upstreams() -> None:
     in_loop(test)
 
 
+def test_a_pod_with_two_addresses_is_one_upstream() -> None:
+    """Of clusters with IPv4 and IPv6; the slices of each kind come in any order."""
+
+    async def test(one: Following) -> None:
+        older = slice_of("a", 1, endpoint("10.0.0.1"), endpoint("10.0.0.2"))
+        newer = slice_of("b", 2, *(endpoint(f"fd00::{i}") for i in (1, 2, 3)))
+        for i, each in enumerate(newer["endpoints"], 1):
+            each["targetRef"]["name"] = f"10.0.0.{i}"
+        for one.api.items in ([older, newer], [newer, older]):
+            assert [place.url for place in await one.source.look()] == [
+                "http://10.0.0.1:8000", "http://10.0.0.2:8000", "http://[fd00::3]:8000"
+            ]  # fmt: skip
+
+    in_loop(test)
+
+
 def test_a_watch_goes_on_where_it_was() -> None:
     """Events of every kind, an end of the watch, a version that is gone, and a server that fails."""
 

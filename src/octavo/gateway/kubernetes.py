@@ -59,9 +59,17 @@ class _Conditions(msgspec.Struct, frozen=True):
     ready: bool | None = None  # which means that it is
 
 
-class _Endpoint(msgspec.Struct):
+class _Target(msgspec.Struct, frozen=True):
+    """What an endpoint is of: a pod."""
+
+    kind: str = ""
+    name: str = ""
+
+
+class _Endpoint(msgspec.Struct, rename="camel"):
     addresses: list[str] = []
     conditions: _Conditions = _Conditions()
+    target_ref: _Target | None = None
 
 
 class _Port(msgspec.Struct):
@@ -195,17 +203,19 @@ class EndpointSlices:
                     yield
 
     def _places(self) -> list[Place]:
-        """Each ready endpoint once, which several slices may have."""
-        found: dict[str, None] = {}
+        """Each ready endpoint once, which several slices may have: of a pod with addresses of both
+        kinds there is one for each, and the older kind counts."""
+        found: dict[tuple[_Target | str, int], str] = {}
         for one in self._slices.values():
             port = self._port(one)
             for endpoint in one.endpoints or []:
                 if port and endpoint.addresses and endpoint.conditions.ready is not False:
                     host = endpoint.addresses[0]  # the others are the same pod's
-                    found[f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"] = (
-                        None
-                    )
-        return [Place(url, self._pool, self._key) for url in sorted(found)]
+                    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+                    named = endpoint.target_ref
+                    pod = named if named is not None and named.name else host
+                    found[pod, port] = min(url, found.get((pod, port), url))  # 1 is before [
+        return [Place(url, self._pool, self._key) for url in sorted(set(found.values()))]
 
     def _port(self, one: _Slice) -> int | None:
         """The port that is asked for, if a slice has it."""
