@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from octavo.gateway.answers import complete
 from octavo.gateway.app import PASSED_DIALECTS
 from octavo.gateway.body import OPERATIONS, RESPONSES, Relayed, read_outline
 from octavo.gateway.config import Model
-from octavo.gateway.errors import NoUpstream, UnknownModel
+from octavo.gateway.errors import KeeperGone, NoUpstream, UnknownModel
 from octavo.gateway.headers import onward
 from octavo.gateway.job import RelayJob
 from octavo.gateway.seen import Seen
@@ -219,6 +220,26 @@ def test_who_waits_for_one_pool_is_in_no_others_way() -> None:
         assert (await waiting).upstream is canary
         with pytest.raises(UnknownModel, match="pool 'default' serves 'n'; known models: m"):
             await admission.place(asked(model="n"), POOLS)
+
+    asyncio.run(run())
+
+
+def test_what_only_one_can_answer_goes_to_no_other_when_that_is_removed() -> None:
+    """Who knows nothing of what it follows would answer as if there were nothing."""
+
+    async def run() -> None:
+        upstreams = known("a", "b", places=1)
+        admission = UpstreamQueue(upstreams, WaitLimits())
+        follows = replace(asked("/v1/responses"), keeper="a")
+        assert (await admission.place(follows, POOLS)).upstream.id == "a"
+        waiting = asyncio.create_task(admission.place(follows, POOLS))
+        await asyncio.sleep(0)
+        upstreams.remove(upstreams.get("a"))
+        with pytest.raises(KeeperGone):
+            await waiting
+        with pytest.raises(KeeperGone):
+            await admission.place(follows, POOLS, {"a"})
+        assert admission.waiting == 0 == upstreams.get("b").requests
 
     asyncio.run(run())
 

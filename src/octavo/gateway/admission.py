@@ -12,7 +12,7 @@ from itertools import count
 
 from octavo.errors import InvalidValue, Overloaded
 from octavo.gateway.body import Relayed
-from octavo.gateway.errors import NoUpstream, UnknownModel
+from octavo.gateway.errors import KeeperGone, NoUpstream, UnknownModel
 from octavo.gateway.upstream import Upstream
 from octavo.gateway.upstreams import UpstreamLease, Upstreams
 
@@ -116,10 +116,13 @@ class UpstreamQueue:
 
     def _look(self, asked: Relayed, pools: Pools, barred: Collection[str]) -> UpstreamLease | None:
         """A place in the first of the pools that has one, else at one that is barred; None: all are
-        busy or down. Raises UnknownModel for a model that nobody serves, once it is known."""
+        busy or down. Raises UnknownModel for a model that nobody serves, once it is known, and
+        KeeperGone if the only one that can answer was removed."""
         model, known = asked.outline.model or "", False
         passes: tuple[Collection[str], ...] = (barred, ()) if barred else ((),)
-        if (keeper := self._upstreams.get(asked.keeper)) is not None:
+        if asked.keeper:
+            if (keeper := self._upstreams.get(asked.keeper)) is None:
+                raise KeeperGone(asked.keeper)
             passes = ({up.id for up in self._upstreams if up is not keeper},)
         for kept_out in passes:
             for each in pools:
@@ -146,7 +149,8 @@ class UpstreamQueue:
     ) -> UpstreamLease:
         """An upstream for a request, as soon as there is one. barred: rather others than these.
 
-        Raises UnknownModel, NoUpstream if it would wait too long, and Overloaded at the end.
+        Raises UnknownModel, KeeperGone, NoUpstream if it would wait too long, and Overloaded at the
+        end.
         """
         self._check_open()
         # Who waits for one pool, or one upstream, is in no other's way.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from octavo.errors import RequestError
 
+NOT_FOUND = "response_not_found"
+
 
 class UpstreamFailed(RequestError):
     """An upstream did not answer, or broke off. busy: it may be overloaded, so that asking again
@@ -43,6 +45,16 @@ class NoUpstream(RequestError):
     def __init__(self, message: str, code: str, retry_after: float) -> None:
         super().__init__(message, None, code)
         self.retry_after = retry_after
+
+
+class KeeperGone(RequestError):
+    """Who keeps a response was removed, so that nobody knows it any more."""
+
+    status = 404
+
+    def __init__(self, upstream: str) -> None:
+        text = f"upstream {upstream}, which keeps this response, is none of the gateway's now"
+        super().__init__(text, "id", NOT_FOUND)
 
 
 class UnknownModel(RequestError):

@@ -18,7 +18,7 @@ from octavo.database import DatabaseError
 from octavo.gateway.answers import STREAMS, failure
 from octavo.gateway.body import RESPONSES
 from octavo.gateway.deadline import Deadline
-from octavo.gateway.errors import NoUpstream, UpstreamFailed
+from octavo.gateway.errors import NOT_FOUND, KeeperGone, NoUpstream, UpstreamFailed
 from octavo.gateway.headers import back, onward, with_key
 from octavo.gateway.health import Health
 from octavo.gateway.kept import KeptResponses
@@ -35,7 +35,6 @@ from octavo.server.runner import answering
 from octavo.server.store import NotStored
 
 LOG = logging.getLogger("octavo.gateway")
-NOT_FOUND = "response_not_found"
 T = TypeVar("T")
 
 
@@ -95,13 +94,12 @@ class Responses:
         return reply
 
     async def _keeper(self, owner: str, id: str) -> Upstream:
-        """Who keeps a response. Raises NotStored, NoUpstream."""
+        """Who keeps a response. Raises NotStored, KeeperGone, NoUpstream."""
         name = await _said(asyncio.to_thread(self._kept.find, id, owner))
         if name is None:
             raise NotStored(f"no response {id[:64]!r} is stored", "id", NOT_FOUND)
         if (upstream := self._upstreams.get(name)) is None:
-            text = f"upstream {name}, which keeps this response, is none of the gateway's now"
-            raise NotStored(text, "id", NOT_FOUND)
+            raise KeeperGone(name)
         if upstream.state == "down":
             text = f"upstream {name}, which keeps this response, does not answer"
             raise NoUpstream(text, "no_upstream", 2.0)

@@ -130,6 +130,7 @@ class Upstreams:
             self._changed.pop(upstream.id, None)
             self._cut(upstream, "was removed")
             upstream.state = "down"
+            self.freed()  # who waits for it alone has waited long enough
 
     def drain(self, upstream: Upstream) -> None:
         """Sends an upstream nothing more; what it has goes on."""
