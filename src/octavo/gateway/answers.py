@@ -13,7 +13,6 @@ from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.job import RelayJob
 from octavo.gateway.transport import Answer
 from octavo.gateway.upstreams import UpstreamLease
-from octavo.generate.reply import Usage
 from octavo.server.parsing import NOT_JSON
 from octavo.server.resume import Spent
 
@@ -143,11 +142,6 @@ def _response_spent(tail: bytes) -> Spent | None:
     except NOT_JSON:
         return None
     return last.response.spent if last.type in LAST else None
-
-
-def count(usage: Usage, spent: Spent) -> None:
-    usage.prompt, usage.completion = spent.prompt_tokens, spent.completion_tokens
-    usage.reached, usage.reused = {0: spent.prompt_tokens}, {0: spent.cached_tokens}
 
 
 def failure(path: str, error: RequestError) -> bytes:

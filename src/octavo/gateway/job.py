@@ -18,7 +18,7 @@ from octavo.gateway.upstreams import UpstreamLease
 from octavo.generate.reply import Usage
 from octavo.server.exchange import Exchange, exchange
 from octavo.server.guard import principal
-from octavo.server.resume import Follower, Resume, asking
+from octavo.server.resume import Follower, Resume, Spent, asking
 
 
 @dataclass
@@ -72,6 +72,12 @@ class RelayJob:
         self.spared = None if found is None else status
         return found
 
+    def settle(self) -> None:
+        """Counts, about, what a stream has given that did not come to its end, as where its client
+        has left: who leaves early has used it all the same."""
+        if self.usage.first is not None and not self.usage.reached:
+            count(self.usage, Spent(self.asked.ask.tokens, self.tokens))
+
     def finished(self, one: Exchange) -> Finished:
         """What is told of it once its exchange has ended."""
         usage, lease = self.usage, self.lease
@@ -92,6 +98,11 @@ class RelayJob:
     @property
     def tokens(self) -> int:
         return self.chunks if self.follower is None else len(self.follower.tokens)
+
+
+def count(usage: Usage, spent: Spent) -> None:
+    usage.prompt, usage.completion = spent.prompt_tokens, spent.completion_tokens
+    usage.reached, usage.reused = {0: spent.prompt_tokens}, {0: spent.cached_tokens}
 
 
 async def reserve(scope: Scope, job: RelayJob) -> None:

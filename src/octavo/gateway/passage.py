@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from octavo.gateway.answers import complete, count, events, is_final, streamed
+from octavo.gateway.answers import complete, events, is_final, streamed
 from octavo.gateway.errors import UpstreamFailed
-from octavo.gateway.job import RelayJob
+from octavo.gateway.job import RelayJob, count
 from octavo.gateway.transport import Answer
 from octavo.server.exchange import Exchange
 

@@ -18,7 +18,6 @@ from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.answers import (
     STREAMS,
     check_stream,
-    count,
     failure,
     read_spent,
     refusal,
@@ -31,7 +30,7 @@ from octavo.gateway.events import Finished
 from octavo.gateway.headers import back, headers_of, onward, with_key
 from octavo.gateway.health import Health
 from octavo.gateway.hedge import Begun, Try, begin, first_good, good
-from octavo.gateway.job import RelayJob, reserve
+from octavo.gateway.job import RelayJob, count, reserve
 from octavo.gateway.passage import Passage
 from octavo.gateway.response_cache import ResponseCache, key_of
 from octavo.gateway.traffic import SESSION, Traffic, units_of
@@ -97,6 +96,7 @@ class Relay:
         passed_on = onward(given, one.id, self.guarded)
         job = RelayJob(asked, passed_on, dealt, Usage(began=one.began), asked.resume())
         one.usage, one.operation = job.usage, asked.operation
+        one.at_end.append(job.settle)
         await reserve(request.scope, job)
         key = key_of(job) if self.cache.limit else None
         if key is not None:
