@@ -84,3 +84,22 @@ def test_what_writes_no_text_gets_nothing_of_a_variant_but_its_model(path: str, 
                 assert (said["prompt"], said["temperature"]) == ("Be brief. Hello", 0.25)
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("value", [1e13, -1e308])
+def test_no_client_can_make_sums_of_feedback_infinite(value: float) -> None:
+    """A database refuses these, and with them all that was seen beside them."""
+    variants = {"a": {"weight": 50}, "b": {"weight": 50}}
+    given = {"id": "x", "model": "m", "control": "a", "variants": variants, "metrics": ["thumbs"]}
+
+    async def test() -> None:
+        async with gateway(default=sound()) as at, aiohttp.ClientSession() as session:
+            client = Client(session, at)
+            assert (await client.admin("POST", "/v1/experiments", given))[0] == 200
+            await asyncio.sleep(LOOK)
+            told = {"experiment": "x", "metric": "thumbs", "user": "ann", "value": 1e12}
+            assert (await client.admin("POST", "/v1/feedback", told))[0] == 200
+            status, error = await client.admin("POST", "/v1/feedback", told | {"value": value})
+            assert (status, error["error"]["param"]) == (400, "value")
+
+    asyncio.run(test())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -104,6 +105,12 @@ def test_units_count_by_the_shares_that_there_were_when_they_came() -> None:
     for unit in range(2000, 2100):  # of whom all are of b
         found.dealt("b", f"u{unit}", 1)
     assert analyse(after, found.of, dealt).mismatch.found
+
+
+def test_what_is_no_number_decides_nothing() -> None:
+    first = analyse(SPEC, totals(0.05, 600).of).comparisons[0]
+    assert first.decided
+    assert not replace(first, low=math.nan, high=math.nan).decided
 
 
 def test_intervals_are_narrowest_near_their_horizon() -> None:

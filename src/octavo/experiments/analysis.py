@@ -39,7 +39,7 @@ class Comparison:
 
     @property
     def decided(self) -> bool:
-        return not self.low <= 0 <= self.high
+        return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True)

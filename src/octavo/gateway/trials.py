@@ -56,7 +56,7 @@ class FeedbackBody(msgspec.Struct, kw_only=True):
 
     experiment: str
     metric: str
-    value: float
+    value: Annotated[float, Meta(ge=-1e12, le=1e12)]  # sums of squares stay numbers
     unit: str = ""
     user: str = ""
     session: str = ""
