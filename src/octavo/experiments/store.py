@@ -96,7 +96,7 @@ class ExperimentStore:
                     return
 
     def stop(self, id: str, now: float, who: str) -> None:
-        """Ends an experiment: everybody has the control again. Raises NoExperiment."""
+        """Ends an experiment: everybody gets what they ask for again. Raises NoExperiment."""
         self.find(id)
         with self._database.transaction() as db:
             db.execute(
