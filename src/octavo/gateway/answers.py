@@ -19,6 +19,7 @@ from octavo.server.resume import Spent
 STREAMS = ("text/event-stream", "application/x-ndjson")
 DONE = (b"data: [DONE]", b"data:[DONE]")  # lines of their own: texts may say so, too
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
+LONGEST = 86_400.0  # seconds that an upstream may want to be left alone, for clients to hear of it
 ELSEWHERE = ("engine_error", "engine_failed", "engine_closed", "internal_error", "shutting_down")
 
 
@@ -49,7 +50,10 @@ def refusal(lease: UpstreamLease, response: Response) -> UpstreamFailed:
     text = f"upstream {lease.upstream.id} answers {response.status_code}"
     busy = response.status_code not in (500, 502)
     limited = busy and response.status_code != 504
-    return UpstreamFailed(text, "overloaded" if limited else "upstream_failed", busy)
+    error = UpstreamFailed(text, "overloaded" if limited else "upstream_failed", busy)
+    wish = wanted_wait(response)
+    error.retry_after = wish if wish is not None and 0 <= wish <= LONGEST else None
+    return error
 
 
 def wanted_wait(response: Response) -> float | None:

@@ -16,8 +16,7 @@ class UpstreamFailed(RequestError):
     def __init__(self, message: str, code: str = "upstream_failed", busy: bool = False) -> None:
         super().__init__(message, None, code)
         self.busy = busy
-        if code == "upstream_timeout":
-            self.status = 504
+        self.status = {"upstream_timeout": 504, "overloaded": 503}.get(code, self.status)
 
 
 class Exhausted(UpstreamFailed):
@@ -26,7 +25,6 @@ class Exhausted(UpstreamFailed):
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the gateway cannot connect to anybody: {why}", "overloaded", True)
-        self.status = 503
 
 
 class RolledBack(UpstreamFailed):
