@@ -63,10 +63,13 @@ class Passage:
         """What is passed on at the end. Raises UpstreamFailed if that is missing."""
         job = self._job
         spent = streamed(job) if job.follower is None else job.follower.spent
+        if spent is None and job.follower is None:
+            job.tail += self._held  # a last event may be without the line that ends it
+            spent = streamed(job)
         if spent is None and job.follower is not None and is_final(job.follower.rest):
             return job.follower.rest
         if spent is None:
             assert job.lease is not None
             raise UpstreamFailed(f"upstream {job.lease.upstream.id} ended in the middle")
         count(job.usage, spent)
-        return b""
+        return self._held
