@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 
 from octavo.client.load import Load, QueueLimits
@@ -14,6 +15,7 @@ from octavo.client.replay import Stream
 from octavo.engine.events import Token, ends
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import Overloaded
+from octavo.vision.image import ImageInput
 from tests.engine.test_engine import Clock, engine
 from tests.engine.test_pace import SMALL, Timed
 
@@ -109,6 +111,30 @@ def test_tokens_that_wait_are_limited() -> None:
         queue.check(stream(prompt=101), Load(waiting, 8, 0.01, 0.5))
     assert refused.value.retry_after == 0.5  # one token too many
     queue.check(stream(prompt=4000), Load([begun], 8))  # alone it is taken, however long
+
+
+def test_images_in_flight_are_limited() -> None:
+    """Server and engine hold the pixels of each until its request ends."""
+    queue = QueueLimits(100, pixels=4 << 20)
+
+    def shows(mib: int, group: str = "") -> Stream:
+        pixels = np.zeros((1, 1024, 1024, 3), np.uint8)[:, :, : 1024 * mib // 3]
+        return stream(group=group, images=[ImageInput.of(pixels, (1, 1), 4)])
+
+    streams = [shows(3), shows(1, "g")]
+    streams.append(Stream.of(streams[0].request, 0.0))  # another choice, with the same image
+    held = [shows(3, "g")]
+    for most, one in ((3, shows(1)), (3, stream()), (1, shows(3))):
+        queue.check(one, Load([shows(most)], 8))
+    queue.check(shows(3), Load([stream()], 8))
+    queue.check(shows(3, "g"), Load(held, 8))
+    with pytest.raises(Overloaded, match="^3 MiB of images are in flight; 4 may be$"):
+        queue.check(shows(3), Load(held, 8, 0.01))
+    assert Load(streams, 8).pixels == sum(len(s.request.images[0].pixels) for s in streams[:2])
+    assert Load(streams, 8).pixels <= 4 << 20
+    with pytest.raises(Overloaded, match="MiB of images are in flight"):
+        queue.check(shows(1), Load(streams, 8))
+    assert queue.divided(3).pixels == -(-(4 << 20) // 3)
 
 
 def test_choices_of_a_prompt_do_not_wait_for_it_again() -> None:

@@ -19,6 +19,7 @@ from octavo.errors import Overloaded
 SHARES = (1.25, 1.0, 0.75)  # of a queue that requests of P0, P1 and P2 may fill
 LIGHT = 1.25  # the same for a tenant that has less than an equal share of what is in flight
 TOO_LATE = "deadline_exceeded"
+MOST_PIXELS = 512 << 20  # bytes of images in flight, which server and engine hold each
 SOONEST = 0.05  # seconds after which a client is told to come again, at least
 
 
@@ -53,6 +54,12 @@ class Load:
         given the same list, have it computed once."""
         prompts = (s.request.prompt for s in self.streams if not s.given)
         return sum({id(prompt): len(prompt) for prompt in prompts}.values())
+
+    @property
+    def pixels(self) -> int:
+        """Bytes of images in flight; the choices of a prompt have the same."""
+        images = (i for s in self.streams for i in s.request.images)
+        return sum({id(i): len(i.pixels) for i in images}.values())
 
     def begun(self, group: str) -> bool:
         """Whether a request of a group is in flight."""
@@ -121,20 +128,22 @@ class Load:
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Most requests in flight, and most tokens of prompts among them that wait for a first token.
+    """Most requests in flight, most tokens of prompts among them that wait for a first token, and
+    most bytes of their images.
 
     A quarter more is kept free for P0 and for tenants with less than an equal share; P2 leaves a
-    quarter to others. Prompts of one group are not refused for each other's tokens, nor a prompt
-    for its own: it would never be taken.
+    quarter to others. Prompts of one group are not refused for each other's tokens and images, nor
+    a prompt for its own: it would never be taken.
     """
 
     requests: int = 256
     tokens: int | None = None
+    pixels: int = MOST_PIXELS
 
     def divided(self, engines: int) -> QueueLimits:
         """What each of several engines has of it."""
         tokens = None if self.tokens is None else -(-self.tokens // engines)
-        return QueueLimits(-(-self.requests // engines), tokens)
+        return QueueLimits(-(-self.requests // engines), tokens, -(-self.pixels // engines))
 
     def check(self, new: Stream, load: Load) -> None:
         """Raises Overloaded for a request that is not taken now, or that would get its first token
@@ -154,6 +163,10 @@ class QueueLimits:
             if excess > 0:
                 many = f"{waiting:,} tokens of prompts wait; {self.tokens:,} may"
                 raise _overloaded(many, excess * load.prompt_token)
+        if request.images and (held := load.pixels) and not load.begun(request.group):
+            if held + sum(len(i.pixels) for i in request.images) > self.pixels:
+                many = f"{held >> 20:,} MiB of images are in flight; {self.pixels >> 20:,} may be"
+                raise _overloaded(many, load.until_one_ends())
         for name, seconds in (("x-slo-ttft-ms", request.ttft), ("timeout", request.timeout)):
             if seconds is not None and (wait := load.wait(new)):
                 if wait + len(request.prompt) * load.prompt_token > seconds:
