@@ -16,15 +16,16 @@ CHUNK = b'data: {"id":"x","choices":[{"index":0,"text":"Hello"}]}\n\n'
 class Ending:
     """A server whose streams have a chunk, and this end."""
 
-    def __init__(self, app: ASGIApp, end: bytes) -> None:
-        self._app, self._end = app, end
+    def __init__(self, app: ASGIApp, end: bytes, chunk: bytes = CHUNK) -> None:
+        self._app, self._end, self._chunk = app, end, chunk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
-        headers = [(b"content-type", b"text/event-stream")]
+        media = b"application/x-ndjson" if self._chunk[:1] == b"{" else b"text/event-stream"
+        headers = [(b"content-type", media)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": CHUNK, "more_body": True})
+        await send({"type": "http.response.body", "body": self._chunk, "more_body": True})
         await asyncio.sleep(0.05)
         await send({"type": "http.response.body", "body": self._end})
 
@@ -48,5 +49,33 @@ def test_a_last_event_needs_no_empty_line(end: bytes, whole: bool) -> None:
             assert said.startswith(CHUNK)
             assert (b"ended in the middle" in said) == (not whole)
             assert (said == CHUNK + end) == whole
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("path", "chunk", "end", "whole"),
+    [("/api/chat", b'{"done":false}\n', b'{"done":true}\n', True),
+     ("/api/chat", b'{"done":false}\n', b'{"done":true}', True),
+     ("/api/chat", b'{"done":false}\n', b'{"done":tr', False),
+     ("/v1/messages", b"data: {}\n\n", b'event: x\ndata: {"type":"x"}\n', True),
+     ("/v1/messages", b"data: {}\n\n", b'event: x\ndata: {"type', False)],
+)  # fmt: skip
+def test_a_stream_that_ends_within_an_event_is_broken(
+    path: str, chunk: bytes, end: bytes, whole: bool
+) -> None:
+    """Where no last event is known, too."""
+
+    async def test() -> None:
+        async with (
+            gateway(default=Ending(sound(), end, chunk)) as at,
+            aiohttp.ClientSession() as session,
+        ):
+            body = {"model": "m", "messages": [], "max_tokens": 4, "stream": True}
+            async with session.post(f"{at}{path}", json=body) as response:
+                said = await response.read()
+            assert said.startswith(chunk)
+            assert (b"ended in the middle" in said) == (not whole)
+            assert (end in said) == (said == chunk + end) == whole
 
     asyncio.run(test())

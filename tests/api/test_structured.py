@@ -222,7 +222,9 @@ def test_a_prompt_that_is_only_computed_is_found_again(server: Server) -> None:
     streamed = server.call("POST", "/completion", asked)[1]
     (last,) = [json.loads(part.removeprefix("data: ")) for part in streamed.split("\n\n")[:-1]]
     assert (last["content"], last["stop"], last["stop_type"]) == ("", True, "limit")
+    again = server.post("/completion", body | {"n_predict": 0})[1]
     after = server.post("/completion", body | {"n_predict": 1})[1]
+    assert again["timings"]["cache_n"] == after["timings"]["cache_n"]
     assert after["timings"]["cache_n"] == whole["tokens_evaluated"] - 1
     assert server.post("/completion", {"model": "smollm2", "prompt": [5], "n_predict": 0})[0] == 200
 

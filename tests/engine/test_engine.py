@@ -150,7 +150,7 @@ def label(value: object) -> str:
     ("field", "value"),
     [
         ("temperature", -1), ("temperature", float("nan")), ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1),
-        ("top_k", -1), ("max_tokens", 0), ("presence_penalty", 3), ("repetition_penalty", 0),
+        ("top_k", -1), ("max_tokens", -1), ("presence_penalty", 3), ("repetition_penalty", 0),
         ("logit_bias", {1000: 1.0}), ("logit_bias", {1: 1e308}), ("logprobs", 21), ("stop_token_ids", [-1]),
         ("seed", 1 << 70), ("top_k", 1 << 31), ("top_k", 1.0), ("top_k", True), ("top_k", None),
         ("max_tokens", 1 << 31), ("min_tokens", 1 << 31), ("temperature", "1"), ("repetition_penalty", 1e-30),
@@ -576,6 +576,27 @@ def test_bad_words_and_min_tokens_are_masked() -> None:
         {t for t, add, _ in s.sampling[0].adjustments if add == -math.inf} for s in executable.steps
     ]
     assert banned == [{999, 7, 500}, {999, 7, 500, 111}, {500}, {500}]
+
+
+def test_a_prompt_is_computed_for_the_cache_alone() -> None:
+    """As prompts are: in whole steps and without a row of results, also beside texts; and once."""
+    executable = Counting(tokens=64, blocks=128)
+    e = engine(executable, context=1000)
+    for steps in (7, 1):  # 400 tokens, then one that the cache does not have
+        before = len(executable.steps)
+        e.add(Request(id="a", prompt=[5] * 400, params=SamplingParams(max_tokens=0)))
+        assert finish(e) == [("a", "length")]
+        made = executable.steps[before:]
+        assert len(made) == steps and all(not len(step.logits_indices) for step in made)
+    for name in "bcdefgh":
+        e.add(request(name, 10, 300))
+    e.step()
+    before = len(executable.steps)
+    e.add(Request(id="a", prompt=[6] * 300, params=SamplingParams(max_tokens=0)))
+    while not any(event.id == "a" and ends(event) for event in e.step()):
+        assert len(executable.steps) < before + 12
+    finish(e)
+    assert e.stats().blocks_held == 0
 
 
 def test_prompts_are_scored_within_the_rows_of_a_step() -> None:

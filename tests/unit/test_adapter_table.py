@@ -14,6 +14,7 @@ from octavo.client.protocol import LoadAdapter, UnloadAdapter
 from octavo.client.replay import Stream
 from octavo.client.replicas import Replicas
 from octavo.engine.request import Request, SamplingParams
+from octavo.errors import RequestError
 
 
 def test_a_request_whose_adapter_was_lost_does_not_count_for_the_next_of_its_name() -> None:
@@ -71,17 +72,20 @@ def test_who_no_longer_waits_for_an_adapter_leaves_it_at_no_replica() -> None:
             self.adapters.append(name)
 
         async def unload_adapter(self, name: str) -> None:
+            if name not in self.adapters:
+                raise RequestError("no such adapter")
             self.adapters.remove(name)
 
     async def run() -> None:
-        clients = [Client(True), Client(False)]
+        clients = [Client(True), Client(True), Client(False)]
         pool = Replicas(cast(list[EngineProcessClient], clients))
         loading = asyncio.create_task(pool.load_adapter("a", "x"))
         await asyncio.sleep(0)
-        assert clients[0].adapters == ["a"]
+        assert [client.adapters for client in clients] == [["a"], ["a"], []]
+        clients[0].adapters.clear()  # an engine that came anew could not load it again
         loading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await loading
-        assert clients[0].adapters == []
+        assert [client.adapters for client in clients] == [[], [], []]
 
     asyncio.run(run())

@@ -100,6 +100,9 @@ def test_choices_that_say_the_same_do_not_repeat_themselves() -> None:
         answer = {"choices": [choice(i, text) for i, text in enumerate(texts)]}
         seen.whole(json.dumps(answer).encode())
         assert (seen.repeating, seen.empty) == (found, False)
+    seen = Seen()
+    seen.whole(json.dumps({"choices": [choice(0, circle) | {"index": None}]}).encode())
+    assert (seen.repeating, seen.empty) == (True, False)  # as a server may write that has one
 
 
 @pytest.mark.parametrize(

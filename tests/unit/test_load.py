@@ -117,23 +117,33 @@ def test_images_in_flight_are_limited() -> None:
     """Server and engine hold the pixels of each until its request ends."""
     queue = QueueLimits(100, pixels=4 << 20)
 
-    def shows(mib: int, group: str = "") -> Stream:
+    def shows(mib: int, tenant: str = "", group: str = "", **more: int) -> Stream:
         pixels = np.zeros((1, 1024, 1024, 3), np.uint8)[:, :, : 1024 * mib // 3]
-        return stream(group=group, images=[ImageInput.of(pixels, (1, 1), 4)])
+        image = ImageInput.of(pixels, (1, 1), 4)
+        return stream(tenant, group=group, images=[image], **more)
 
-    streams = [shows(3), shows(1, "g")]
-    streams.append(Stream.of(streams[0].request, 0.0))  # another choice, with the same image
-    held = [shows(3, "g")]
-    for most, one in ((3, shows(1)), (3, stream()), (1, shows(3))):
-        queue.check(one, Load([shows(most)], 8))
-    queue.check(shows(3), Load([stream()], 8))
-    queue.check(shows(3, "g"), Load(held, 8))
-    with pytest.raises(Overloaded, match="^3 MiB of images are in flight; 4 may be$"):
-        queue.check(shows(3), Load(held, 8, 0.01))
-    assert Load(streams, 8).pixels == sum(len(s.request.images[0].pixels) for s in streams[:2])
-    assert Load(streams, 8).pixels <= 4 << 20
-    with pytest.raises(Overloaded, match="MiB of images are in flight"):
-        queue.check(shows(1), Load(streams, 8))
+    def taken(new: Stream, *held: Stream) -> bool:
+        try:
+            queue.check(new, Load(held, 8))
+        except Overloaded as e:
+            assert "images are in flight; 4 may be" in str(e)
+            return False
+        return True
+
+    three = shows(3, group="g")
+    assert taken(shows(1), three) and not taken(shows(3), three)
+    assert taken(stream(), three) and taken(shows(9), stream())  # whoever has the only ones
+    assert taken(shows(3, group="g"), three) and taken(shows(3, group="g"), three, shows(3))
+    other = Stream.of(three.request, 0.0)  # another choice, with the same image
+    assert taken(shows(1), three, other) and not taken(shows(1), three, other, shows(1))
+    # Shares are those of requests: a quarter more for P0 and light tenants, less for P2.
+    assert taken(shows(2, priority=-1), three) and not taken(shows(1, priority=1), three)
+    assert taken(shows(1, "b"), shows(3, "a"), shows(1, "a"))
+    assert not taken(shows(3, "b"), shows(3, "a"), shows(1, "a"))
+    with pytest.raises(Overloaded, match="^3 MiB of images are in flight; 4 may be$") as refused:
+        long = shows(3, tokens=100)
+        queue.check(shows(3), Load([long, stream(tokens=20)], 8, 0.01))
+    assert refused.value.retry_after == 1.0  # not the end of a text without images
     assert queue.divided(3).pixels == -(-(4 << 20) // 3)
 
 

@@ -154,17 +154,12 @@ def block_codes(tensor: Tensor) -> tuple[TensorType, Codes] | None:
     type of Grouped tensors that says what they mean. None for other types."""
     if tensor.type not in _READERS or tensor.type in _UNEVEN:
         return None
-    return _READERS[tensor.type][0], _codes(tensor)
+    return _READERS[tensor.type][0], matrix_codes(tensor)
 
 
-def uneven_codes(tensor: Tensor) -> Codes:
-    """A matrix of the other blocks as codes: in groups of 16 columns (Q6_K as INT8, Q3_K as INT4,
-    Q2_K as INT4_MIN), or with a table and groups of 32."""
-    return _codes(tensor)
-
-
-def _codes(tensor: Tensor) -> Codes:
-    """A matrix of blocks: codes `[rows, columns]`, scales and minima `[rows, groups]`."""
+def matrix_codes(tensor: Tensor) -> Codes:
+    """A matrix of blocks as codes `[rows, columns]`, scales and minima `[rows, groups]`: groups of
+    32 columns, or 16 (Q6_K as INT8, Q3_K as INT4, Q2_K as INT4_MIN)."""
     c = _READERS[tensor.type][1](tensor.raw().reshape(-1, tensor.type.block[1]))
     rows, columns = tensor.shape
     minima = None if c.minima is None else c.minima.reshape(rows, -1)

@@ -71,6 +71,9 @@ def _opened(place: Path, output: Path, folder: bool) -> int:
             new = True
         except FileExistsError:
             new = False
+            if place.is_symlink():  # of nobody's run
+                place.unlink(missing_ok=True)
+                continue
         with suppress(FileNotFoundError):  # another run may have removed it meanwhile
             handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:

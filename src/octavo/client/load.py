@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from octavo.client.replay import Stream
@@ -164,9 +164,10 @@ class QueueLimits:
                 many = f"{waiting:,} tokens of prompts wait; {self.tokens:,} may"
                 raise _overloaded(many, excess * load.prompt_token)
         if request.images and (held := load.pixels) and not load.begun(request.group):
-            if held + sum(len(i.pixels) for i in request.images) > self.pixels:
+            if held + sum(len(i.pixels) for i in request.images) > int(self.pixels * share):
                 many = f"{held >> 20:,} MiB of images are in flight; {self.pixels >> 20:,} may be"
-                raise _overloaded(many, load.until_one_ends())
+                shown = [s for s in streams if s.request.images]
+                raise _overloaded(many, replace(load, streams=shown).until_one_ends())
         for name, seconds in (("x-slo-ttft-ms", request.ttft), ("timeout", request.timeout)):
             if seconds is not None and (wait := load.wait(new)):
                 if wait + len(request.prompt) * load.prompt_token > seconds:

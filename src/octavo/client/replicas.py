@@ -329,7 +329,8 @@ class Replicas:
                 done.append(client)
         except BaseException:  # also if whoever wanted it does not wait
             for client in done:
-                await client.unload_adapter(name)
+                with contextlib.suppress(RequestError):  # one may have lost it meanwhile
+                    await client.unload_adapter(name)
             raise
 
     async def unload_adapter(self, name: str) -> None:

@@ -43,9 +43,6 @@ def are_tokens(ids: Collection[int], vocabulary: int) -> bool:
     return not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocabulary)
 
 
-MAX_BLANK = 64
-
-
 class Thinking(msgspec.Struct, frozen=True):
     """A thinking budget: after `budget` tokens without `closing[0]`, `closing` follows.
 
@@ -151,11 +148,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise RequestError(f"{name} must be above 0", name, "invalid_value")
         if self.min_tokens > (self.max_tokens or MAX_INT32):
             raise RequestError("min_tokens is above max_tokens", "min_tokens", "invalid_value")
-        if self.max_tokens == 0 and self.prompt_logprobs is None:
-            raise RequestError(
-                "max_tokens 0 needs prompt log-probabilities (echo and logprobs, or "
-                "prompt_logprobs)", "max_tokens", "invalid_value",
-            )  # fmt: skip
         for name, most in (*_LENGTHS, ("allowed_token_ids", vocabulary)):
             if len(getattr(self, name) or ()) > most:
                 raise RequestError(f"{name} takes {most} entries at most", name, "invalid_value")

@@ -43,11 +43,12 @@ class RequestTable:
         return [s for s in self._sequences.values() if s.deadline is not None and now >= s.deadline]
 
     def complete(self) -> list[Sequence]:
-        """Requests that have all their tokens before they run: replays, and scored prompts."""
+        """Requests that have all that they want before they draw a token: replays, and prompts that
+        are scored or only computed."""
         return [
             s
             for s in self._sequences.values()
-            if s.full and not (s.needs_prompt_logprobs or s.request.pool)
+            if s.full and not (s.needs_prompt_logprobs or s.needs_prompt or s.request.pool)
         ]
 
     def finish(self, sequence: Sequence) -> None:

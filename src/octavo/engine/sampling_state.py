@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 
 from octavo.backends.base import SamplingRow
 from octavo.engine import bitmask
 from octavo.engine.bitmask import Mask
 from octavo.engine.constraint import Constraint
-from octavo.engine.request import MAX_BLANK, SamplingParams
+from octavo.engine.limits import MAX_BLANK
+from octavo.engine.request import SamplingParams, Thinking
 
 MASK64 = (1 << 64) - 1
 Adjustment = tuple[int, float, float]  # token, addend, repetition penalty
@@ -40,6 +40,7 @@ class SamplingState:
     _mask: Mask | None = None  # of the next token, once it is known
     _later: list[tuple[int, Mask | None]] = field(default_factory=list)  # tokens of a draft, and
     # the masks after them, which need not be found again where those tokens are drawn
+    _thoughts: int = -1  # where they begin that the reply opens, 0: nowhere; -1: not known yet
     _changed: dict[int, Adjustment] | None = None  # logits that biases and penalties change, by
     # token, once they have been asked for: a long text has thousands
 
@@ -125,18 +126,26 @@ class SamplingState:
         """The next token of the thinking budget's closing text, if the budget is used up."""
         if (thinking := self.params.thinking) is None:
             return None
-        begin = self.prompt
-        if thinking.opening is not None:
-            first = self.tokens[begin : begin + MAX_BLANK + 1]
-            blank = sum(1 for _ in takewhile(thinking.blank.__contains__, first))
-            if first[blank : blank + 1] != [thinking.opening]:
-                return None  # nothing yet, or no thoughts
-            begin += blank + 1
+        if not (begin := self._opened(thinking)):
+            return None
         past = len(self.tokens) - begin - thinking.budget
         if not 0 <= past < len(thinking.closing):
             return None
         thoughts = self.tokens[begin : begin + thinking.budget]
         return None if thinking.closing[0] in thoughts else thinking.closing[past]
+
+    def _opened(self, thinking: Thinking) -> int:
+        """Where thoughts begin; 0 where there are none, or none yet."""
+        if thinking.opening is None:
+            return self.prompt
+        if self._thoughts < 0:
+            reply = self.tokens[self.prompt : self.prompt + MAX_BLANK + 1]
+            at = next((i for i, t in enumerate(reply) if t not in thinking.blank), len(reply))
+            if at == len(reply) <= MAX_BLANK:
+                return 0
+            opens = reply[at : at + 1] == [thinking.opening]
+            self._thoughts = self.prompt + at + 1 if opens else 0
+        return self._thoughts
 
     @property
     def may_leave_grammar(self) -> bool:

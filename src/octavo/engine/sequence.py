@@ -146,6 +146,13 @@ class Sequence:
         return msgspec.structs.replace(self.times, marks=marks)
 
     @property
+    def needs_prompt(self) -> bool:
+        """True while a prompt that is all that is wanted, for the cache, is not computed."""
+        params = self.request.params
+        scores = params.prompt_logprobs is not None
+        return params.max_tokens == 0 and not scores and self.kv.pending > 0
+
+    @property
     def needs_prompt_logprobs(self) -> bool:
         """True while requested log-probabilities of prompt tokens are unreported."""
         wanted = self.request.params.prompt_logprobs is not None

@@ -120,6 +120,14 @@ def is_final(rest: bytes) -> bool:
         return False
 
 
+def is_event(rest: bytes) -> bool:
+    """Whether the end of a stream is an event that lacks nothing but the line that ends it."""
+    with suppress(*NOT_JSON):
+        msgspec.json.decode(rest.rstrip().rpartition(b"\n")[2].removeprefix(b"data:"))
+        return True
+    return False
+
+
 def streamed(job: RelayJob) -> Spent | None:
     """The tokens of a stream that has ended, about; None if its end is missing."""
     done = any(line.rstrip() in DONE for line in job.tail[-64:].split(b"\n"))

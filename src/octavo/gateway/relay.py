@@ -42,7 +42,7 @@ from octavo.server.background import to_its_end
 from octavo.server.bodies import Bodies
 from octavo.server.exchange import Exchange, exchange
 from octavo.server.guard import principal
-from octavo.server.http import EventStream, while_connected
+from octavo.server.http import EventStream, started, while_connected
 from octavo.server.parsing import NOT_JSON
 from octavo.server.resume import Follower
 
@@ -135,7 +135,7 @@ class Relay:
         frames, kind = self._frames(job, answer, one, direct), answer[0].headers["content-type"]
         if key is not None:
             frames = self.cache.stream(key, frames, kind, lease.upstream.id)
-        stream = EventStream(frames, kind)
+        stream = EventStream(await started(frames), kind)
         stream.headers["x-replica"] = lease.upstream.id
         return stream
 
@@ -311,6 +311,7 @@ class Relay:
             lease = job.lease
             assert lease is not None
             try:
+                yield b""
                 passage = Passage(job, answer, one, direct)
                 while data:
                     if ready := passage.feed(data):

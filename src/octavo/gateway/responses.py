@@ -29,7 +29,7 @@ from octavo.gateway.upstreams import Upstreams
 from octavo.server.endpoint import Endpoint, Handler
 from octavo.server.exchange import exchange
 from octavo.server.guard import principal
-from octavo.server.http import EventStream, while_connected
+from octavo.server.http import EventStream, started, while_connected
 from octavo.server.parsing import NOT_JSON
 from octavo.server.runner import answering
 from octavo.server.store import NotStored
@@ -74,7 +74,7 @@ class Responses:
         made = await self._relay.answer(request, RESPONSES, partial(self._keeper, owner))
         note = partial(self._note, owner, made.headers.get("x-replica", ""))
         if isinstance(made, EventStream):
-            made.frames = _noted(made.frames, note)
+            made.frames = await started(_noted(made.frames, note))
         elif made.status_code == 200:
             await note(bytes(made.body))
         return made
@@ -132,7 +132,7 @@ class Responses:
                 upstream.cut.add(answer.cut)
             if answer.status == 200 and answer.media_type in STREAMS:
                 kind = answer.headers["content-type"]
-                return EventStream(self._frames(request, upstream, answer), kind)
+                return EventStream(await started(self._frames(request, upstream, answer)), kind)
             try:
                 body = await answer.whole()
             finally:
@@ -148,6 +148,7 @@ class Responses:
     ) -> AsyncGenerator[bytes, None]:
         """The bytes of a stream."""
         try:
+            yield b""
             while data := await answer.read():
                 yield data
         except UpstreamFailed as e:
@@ -177,6 +178,7 @@ async def _noted(
     """A stream, of which it is noted who keeps it before its client hears of it."""
     known = False
     async with aclosing(frames) as rest:
+        yield b""
         async for frame in rest:
             known = known or await note(frame)
             yield frame

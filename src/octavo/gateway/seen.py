@@ -27,7 +27,7 @@ class _Said(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    index: int = 0
+    index: int | None = None  # of several
     text: str | None = None
     delta: _Said | None = None
     message: _Said | None = None
@@ -45,7 +45,7 @@ class Seen:
     def __init__(self) -> None:
         self._rest = b""
         self._ended = self._said = False
-        self._last: dict[int, deque[str]] = {}
+        self._last: dict[int | None, deque[str]] = {}
 
     @property
     def empty(self) -> bool:

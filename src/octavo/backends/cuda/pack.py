@@ -11,7 +11,7 @@ from octavo.backends.cuda.formats import Array, DType, MatrixSpec
 from octavo.backends.cuda.launches import VectorRef
 from octavo.backends.cuda.tensors import Matrix
 from octavo.checkpoint import Tensor, TensorType
-from octavo.checkpoint.dequantize import block_codes, uneven_codes
+from octavo.checkpoint.dequantize import matrix_codes
 from octavo.checkpoint.grouped import Codes, Grouped
 
 ROWS = 4096  # of a float matrix that are converted at a time
@@ -101,11 +101,7 @@ def pairs(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 def codes_of(tensor: Tensor) -> Codes:
     """A quantized matrix as codes `[rows, columns]`, scales and minima `[rows, groups]`."""
-    if isinstance(tensor, Grouped):
-        return tensor.read()
-    if (even := block_codes(tensor)) is not None:
-        return even[1]
-    return uneven_codes(tensor)
+    return tensor.read() if isinstance(tensor, Grouped) else matrix_codes(tensor)
 
 
 def pack_vector(ref: VectorRef, array: Array, device: torch.device) -> torch.Tensor:

@@ -90,7 +90,6 @@ def _sampling(body: Common) -> Sampling:
     limit = body.n_predict  # below 0: until the context is full
     return Sampling(
         max_tokens=None if limit is None or limit < 0 else limit,
-        prompt_logprobs=0 if limit == 0 else None,  # what is wanted is the prompt, in the cache
         logprobs=body.n_probs or None,
         logit_bias=_biases(body),
         **given,
