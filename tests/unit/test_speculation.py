@@ -27,7 +27,7 @@ from octavo.engine.prefix import PrefixIndex
 from octavo.engine.runner import Outcome
 from octavo.engine.scheduler import NOTHING, Draft, ScheduledSpan
 from octavo.engine.sequence import Sequence
-from octavo.engine.speculation import LEEWAY, Speculation
+from octavo.engine.speculation import LEEWAY, DraftedStep, Speculation
 from tests.unit.sequences import sequence
 
 
@@ -103,13 +103,14 @@ def test_a_draft_model_that_does_not_pay_is_hardly_asked() -> None:
         for _ in range(10):
             span = ScheduledSpan(one, len(one.kv.tokens) - 1, 1, True, NOTHING, NOTHING)
             before = writer.now
-            (span,) = speculation.draft([span])
+            step = speculation.draft([span])
+            (span,) = step.spans
             drafting += (writer.now - before) * (request > 100)
             seconds = 1.0 + 0.1 * len(span.draft.tokens)
             outcome = Outcome(span, [], [Sample(5, 0.0, [], [])], None)
-            speculation.compare([outcome])
+            speculation.compare(step, [outcome])
             writer.now += seconds
-            speculation.took([outcome], writer.now - before, 1)
+            speculation.took(step, [outcome], writer.now - before, 1)
             one.append(5)
         index.free(one.kv.blocks)
     assert 0 < drafting < 0.01 * writer.now
@@ -140,9 +141,10 @@ def test_of_what_is_found_only_what_a_grammar_allows_is_proposed_and_judged(
     one = sequence([1, 2, 3], [4])
     one.sampling.constraint = Numbers()  # type: ignore[assignment]
     span = ScheduledSpan(one, 3, 1, True, NOTHING, NOTHING)
-    chances = speculation._propose(one, 1, 0.0)
-    assert len(chances) == len(legal)
-    speculation.compare([Outcome(span, [], [Sample(t, 0.0, [], []) for t in [*legal, 9]], None)])
+    found = speculation._propose(one, 1, 0.0)
+    assert len(found.chances) == len(legal)
+    drawn = [Sample(t, 0.0, [], []) for t in [*legal, 9]]
+    speculation.compare(DraftedStep([span], {one: found}), [Outcome(span, [], drawn, None)])
     assert speculation._known.chance("lookup", 4, BEGINS) >= 0.55  # what it forbids is no mistake
 
 
@@ -164,14 +166,15 @@ def test_what_always_looks_likely_and_is_wrong_costs_next_to_nothing(
     speculation = Speculation(kv, 32, policy, [Certain()], clock=lambda: 0.0)
     speculation._known.compare = lambda *_: None  # type: ignore[method-assign]  # nothing is learned
     one, drafted, lost = sequence([1, 2, 3], [4]), 0, 0.0
-    for step in range(1, steps + 1):
-        (span,) = speculation.draft([ScheduledSpan(one, 3, 1, True, NOTHING, NOTHING)])
+    for number in range(1, steps + 1):
+        step = speculation.draft([ScheduledSpan(one, 3, 1, True, NOTHING, NOTHING)])
+        (span,) = step.spans
         outcome = Outcome(span, [], [Sample(5, 0.0, [], [])], None)
-        speculation.compare([outcome])
-        speculation.took([outcome], times[1 + len(span.draft.tokens)], 1)
+        speculation.compare(step, [outcome])
+        speculation.took(step, [outcome], times[1 + len(span.draft.tokens)], 1)
         drafted += len(span.draft.tokens)
         lost += times[1 + len(span.draft.tokens)] - 1
-        assert lost <= LEEWAY * (step + lost) + GRACE + 1e-9
+        assert lost <= LEEWAY * (number + lost) + GRACE + 1e-9
     assert drafted  # it was tried
     assert speculation.counts.lost == pytest.approx(lost)
     assert speculation.stats()["speculation_lost_us"] == int(1e6 * speculation.counts.lost)
@@ -187,7 +190,7 @@ def test_what_a_grammar_forces_is_verified_whatever_it_costs(source: str, verifi
     policy.times.record(1, 1.0, 0.0)
     policy.times.record(2, 2.0, 0.0)  # more than a request may lose
     speculation = Speculation(kv, 32, policy, [Found()], clock=lambda: 0.0)
-    assert speculation._propose(sequence([1, 2, 3], [4]), 1, 0.0) == [1.0] * verified
+    assert speculation._propose(sequence([1, 2, 3], [4]), 1, 0.0).chances == [1.0] * verified
 
 
 class Proposes(Lookup):
@@ -228,15 +231,15 @@ class Played:
         """Draft tokens of each, after drawing what was proposed, or not."""
         spans = [ScheduledSpan(s, start, 1, True, NOTHING, NOTHING) for s in sequences]
         before = self.now()
-        spans = self.speculation.draft(spans)
+        step = self.speculation.draft(spans)
         outcomes = []
-        for span in spans:
+        for span in step.spans:
             count = 1 + len(span.draft.tokens) if right else steps
             drawn = [Sample(7 if right else 5, 0.0, [], []) for _ in range(count)]
             outcomes.append(Outcome(span, [], drawn, None))
-        self.speculation.compare(outcomes)
-        self.speculation.took(outcomes, len(spans) + self.now() - before, steps)
-        return [len(s.draft.tokens) for s in spans]
+        self.speculation.compare(step, outcomes)
+        self.speculation.took(step, outcomes, len(spans) + self.now() - before, steps)
+        return [len(s.draft.tokens) for s in step.spans]
 
     def looks(self, *sequences: Sequence, calls: int = 1, steps: int = 1) -> list[list[bool]]:
         """Whether each of some calls asked the source, for each of the sequences."""
@@ -295,8 +298,9 @@ def test_without_a_policy_no_time_is_lost() -> None:
     kv = KVCache(PrefixIndex(BlockAllocator(8)), lambda a, b: None)
     speculation = Speculation(kv, 32, None, [Proposes()], clock=count(0.0).__next__)
     span = ScheduledSpan(decoding(), 4, 1, True, NOTHING, NOTHING)
-    assert speculation.draft([span]) == [span]
-    speculation.compare([Outcome(span, [], [Sample(5, 0.0, [], [])], None)])
+    step = speculation.draft([span])
+    assert step == DraftedStep([span])
+    speculation.compare(step, [Outcome(span, [], [Sample(5, 0.0, [], [])], None)])
     assert speculation.counts.lost == 0
 
 
@@ -342,7 +346,7 @@ def test_beside_a_prompt_nothing_is_looked_for() -> None:
     played, one = Played(Proposes()), decoding()
     prompt = ScheduledSpan(sequence([1, 2, 3], []), 0, 2, False, NOTHING, NOTHING)
     spans = [ScheduledSpan(one, 4, 1, True, NOTHING, NOTHING), prompt]
-    assert played.speculation.draft(spans) == spans and not played.source.asked
+    assert played.speculation.draft(spans).spans == spans and not played.source.asked
 
 
 def test_every_call_looks_while_a_grammar_may_force_something() -> None:
@@ -397,9 +401,11 @@ def test_what_a_step_that_failed_proposed_is_not_judged_later() -> None:
     played.speculation._policy.times.record(1, 1.0, 0.0)  # type: ignore[union-attr]
     span = ScheduledSpan(one, 4, 1, True, NOTHING, NOTHING)
     drafted = played.speculation.draft([span])
-    played.speculation.drop(drafted)
+    played.speculation.drop(drafted.spans)
     known = played.speculation._known.chance("lookup", LONGEST_MATCH)
-    played.speculation.compare([Outcome(span, [], [Sample(5, 0.0, [], [])], None)])
+    played.speculation.compare(
+        DraftedStep([span]), [Outcome(span, [], [Sample(5, 0.0, [], [])], None)]
+    )
     assert played.speculation._known.chance("lookup", LONGEST_MATCH) == known
     assert not played.paused(one)
 
@@ -430,12 +436,12 @@ def test_a_run_that_a_grammar_forced_adds_nothing_to_what_drafts_win_or_lose(for
     speculation._policy.times.record(2, 0.005, 0.0)  # type: ignore[union-attr]
     one = sequence([1, 2, 3], [4], prediction=[4, 7])
     for drawn, balance in (([7, 5], 0.003), ([6], 0.002)):
-        assert len(speculation._propose(one, 1, 0.0)) == 1
+        assert len(speculation._propose(one, 1, 0.0).chances) == 1
         span = ScheduledSpan(
             one, 3, 1 + forced, True, NOTHING, NOTHING, Draft([7], [], ["prediction"])
         )
         outcome = Outcome(span, [], [Sample(t, 0.0, [], []) for t in drawn], None)
-        speculation.took([outcome], 0.005 + 0.001 * forced, 1)
+        speculation.took(DraftedStep([span]), [outcome], 0.005 + 0.001 * forced, 1)
         assert speculation._records[one].balance == pytest.approx(balance)
 
 
@@ -444,10 +450,12 @@ def test_what_a_prediction_brought_is_counted() -> None:
     speculation = Speculation(kv, 32, CostModel(), [Predicted()], clock=lambda: 0.0)
     one = sequence([1, 2, 3], [4], prediction=[4, 7, 8, 9])
     for drawn, counted in (([7, 8, 5], (2, 1)), ([6], (2, 4)), ([7, 8, 9, 6], (5, 4))):
-        assert len(speculation._propose(one, 1, 0.0)) == 3
+        found = speculation._propose(one, 1, 0.0)
+        assert len(found.chances) == 3
         draft = Draft([7, 8, 9], [], ["prediction"])
         span = ScheduledSpan(one, 3, 1, True, NOTHING, NOTHING, draft)
-        speculation.compare([Outcome(span, [], [Sample(t, 0.0, [], []) for t in drawn], None)])
+        outcome = Outcome(span, [], [Sample(t, 0.0, [], []) for t in drawn], None)
+        speculation.compare(DraftedStep([span], {one: found}), [outcome])
         assert one.predicted == counted
     stats = speculation.stats()
     assert (stats["accepted_prediction"], stats["drafted_prediction"]) == (5, 9)

@@ -201,23 +201,23 @@ class Engine:
             if span.sequence.admit(now):
                 self._counts["cached_tokens"] += span.sequence.cached
         began = time.perf_counter()
-        spans = self._speculation.draft(spans)
+        step = self._speculation.draft(spans)
         try:
-            outcomes = self._compute(spans)
+            outcomes = self._compute(step.spans)
         except Exception as e:
-            return self._compute_apart(spans, e)
-        drafted = any(s.draft.tokens for s in spans)
+            return self._compute_apart(step.spans, e)
+        drafted = any(s.draft.tokens for s in step.spans)
         steps = 1 if drafted else max(1, len(outcomes[0].tokens))
         if not drafted:
             done = self._clock()
             self._pace.took([s.length for s in spans], (done - now) / steps, done)
-        self._speculation.compare(outcomes)
+        self._speculation.compare(step, outcomes)
         events = self._commit_all(outcomes, steps)
         self._counts["prepared"] += self._executable.pack_pending()
         self._executable.prefault_kv(self._allocator.reached, idle=False)
         self._speculation.prepare(idle=False)
         ended = time.perf_counter()
-        self._speculation.took(outcomes, ended - (self._left or began), steps)
+        self._speculation.took(step, outcomes, ended - (self._left or began), steps)
         self._left = ended if self.has_work else 0.0
         return events
 

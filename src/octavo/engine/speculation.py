@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from octavo.engine.cost import Acceptance, StepTimes
@@ -65,13 +65,41 @@ class _Record:
     acceptance: Acceptance
     since: float
     pause: Pause
-    proposal: Proposal | None = None
-    others: list[Proposal] = field(default_factory=list)
     balance: float = 0.0
 
     def allowance(self, share: float) -> float:
         """Seconds that speculation may lose now, but for what it begins with."""
         return self.balance + LEEWAY * (share - self.since)
+
+
+class Candidate(NamedTuple):
+    """What may follow a sequence: the likeliest proposal, the chances of those of its tokens that
+    may be verified, and the others."""
+
+    proposal: Proposal | None = None
+    chances: list[float] = []
+    others: list[Proposal] = []
+
+    def beside(self, proposal: Proposal, chances: list[float]) -> Candidate:
+        """This with a proposal more, the better one first."""
+        if sum(chances) <= sum(self.chances):
+            return self._replace(others=[*self.others, proposal])
+        others = [p for p in (*self.others, self.proposal) if p is not None]
+        return Candidate(proposal, chances, others)
+
+
+class DraftedStep(NamedTuple):
+    """A step with drafts where they pay. found: for the sequences that were looked at. written:
+    seconds that writing drafts took; shares: what each sequence that it was for is charged."""
+
+    spans: list[ScheduledSpan]
+    found: dict[Sequence, Candidate] = {}
+    written: float = 0.0
+    shares: dict[Sequence, float] = {}
+
+    def chances(self) -> list[list[float]]:
+        """The chances of what was found for each span, none where nothing was."""
+        return [self.found.get(s.sequence, Candidate()).chances for s in self.spans]
 
 
 @dataclass(slots=True)
@@ -108,37 +136,30 @@ class Speculation:
         self._known = Acceptance()
         self._records: WeakKeyDictionary[Sequence, _Record] = WeakKeyDictionary()
         self._ahead = Lookahead(writer, clock) if writer is not None else None
-        self._written = 0.0  # seconds that drafts for this step took to write
-        self._wrote: dict[Sequence, float] = {}  # what they count for, by sequence
         self._steps = 0  # in which all sequences were decoding
-        self._looked = policy is not None  # whether this call has looked for drafts
         self._share = 0.0  # seconds of decoding: of each step what one of its sequences gets
         names = [s.name for s in self._sources] + ([writer.name] if writer is not None else [])
         self.counts = Counts(dict.fromkeys(names, 0), dict.fromkeys(names, 0))
 
     # -- before a step --------------------------------------------------------------------------
 
-    def draft(self, spans: list[ScheduledSpan]) -> list[ScheduledSpan]:
+    def draft(self, spans: list[ScheduledSpan]) -> DraftedStep:
         """A planned step with drafts where they pay, and blocks for them; else as it is."""
-        self._written = 0.0
-        self._wrote.clear()
-        self._looked = False
         if self._policy is None or not (due := self._due(spans)):
-            return spans
-        self._looked, began = True, self._clock()
-        spans = self._look(spans, due, self._policy, began)
-        for i in due:
-            found = bool(spans[i].draft.tokens)
-            self._records[spans[i].sequence].pause.looked(self._steps, found, len(spans))
-        self.counts.lost += self._clock() - began - self._written  # which `took` judges
-        return spans
+            return DraftedStep(spans)
+        began = self._clock()
+        step = self._look(spans, due, self._policy, began)
+        drafted = {s.sequence for s in step.spans if s.draft.tokens}
+        for sequence in due:
+            self._records[sequence].pause.looked(self._steps, sequence in drafted, len(spans))
+        self.counts.lost += self._clock() - began - step.written  # which `took` judges
+        return step
 
-    def _due(self, spans: list[ScheduledSpan]) -> list[int]:
-        """The places of spans for which drafts are looked for now: of none if there is no room, or
-        where a prompt is computed."""
+    def _due(self, spans: list[ScheduledSpan]) -> list[Sequence]:
+        """Sequences for which drafts are looked for now: none without room, or beside a prompt."""
         if self._room(spans) <= 0 or not all(_decodes(s) for s in spans):
             return []
-        return [i for i, s in enumerate(spans) if self._is_due(s.sequence)]
+        return [s.sequence for s in spans if self._is_due(s.sequence)]
 
     def _room(self, spans: list[ScheduledSpan]) -> int:
         """Rows that drafts may add to a step. What a grammar forced since the last step is computed
@@ -156,53 +177,50 @@ class Speculation:
         return record is None or record.pause.over(self._steps)
 
     def _look(
-        self, spans: list[ScheduledSpan], due: list[int], policy: DepthPolicy, now: float
-    ) -> list[ScheduledSpan]:
-        """Spans of sequences that all decode, those that are due with drafts where they pay."""
+        self, spans: list[ScheduledSpan], due: list[Sequence], policy: DepthPolicy, now: float
+    ) -> DraftedStep:
+        """A step of sequences that all decode, those that are due with drafts where they pay."""
         rows, room = len(spans), self._room(spans)
-        chances: list[list[float]] = [[] for _ in spans]
-        for i in due:
-            chances[i] = self._propose(spans[i].sequence, rows, now)
+        step = DraftedStep(spans, {s: self._propose(s, rows, now) for s in due})
         if self._ahead is not None:
-            self._write(self._ahead, {i: spans[i].sequence for i in due}, chances, room, now)
-        if not any(chances):
-            return spans
-        found = self._forks(spans, chances)
-        each = [*chances, *(f.chances for f in found)]
-        depths = policy.depths(each, rows, room, now)
+            step = self._write(self._ahead, step, room, now)
+        if not any(chances := step.chances()):
+            return step
+        more = self._forks(step)
+        depths = policy.depths([*chances, *(f.chances for f in more)], rows, room, now)
         out = []
         for i, (span, depth) in enumerate(zip(spans, depths, strict=False)):
-            further = zip(found, depths[len(spans) :], strict=True)
+            further = zip(more, depths[rows:], strict=True)
             chosen = [(fork, d) for fork, d in further if fork.span == i and d]
-            out.append(self._with_draft(span, depth, chosen) if depth else span)
-        return out
+            proposal = step.found[span.sequence].proposal if depth else None
+            out.append(self._with_draft(span, proposal, depth, chosen) if proposal else span)
+        return step._replace(spans=out)
 
-    def _forks(self, spans: list[ScheduledSpan], chances: list[list[float]]) -> list[Fork]:
+    def _forks(self, step: DraftedStep) -> list[Fork]:
         """Where else the sequences may go on, instead of what is proposed."""
         out = []
-        for i, (span, own) in enumerate(zip(spans, chances, strict=True)):
-            record = self._records.get(span.sequence)
-            if own and record is not None and record.proposal is not None:
-                if record.others or record.proposal.second:
-                    out += forks(i, record.proposal, own, record.others, record.acceptance)
+        for i, span in enumerate(step.spans):
+            main, chances, others = step.found.get(span.sequence, Candidate())
+            if main is not None and chances and (others or main.second):
+                out += forks(i, main, chances, others, self._records[span.sequence].acceptance)
         return out
 
-    def _propose(self, sequence: Sequence, rows: int, now: float) -> list[float]:
-        """Takes the likeliest proposal for a sequence; gives the chances of its tokens."""
+    def _propose(self, sequence: Sequence, rows: int, now: float) -> Candidate:
+        """What the sources propose for a sequence."""
         if (record := self._records.get(sequence)) is None:
             record = _Record(Acceptance(self._known), self._share, Pause(self._steps))
             self._records[sequence] = record
-        record.proposal, record.others, best = None, [], 0.0
+        likeliest, others, best = None, list[Proposal](), 0.0
         for source in self._sources:
             if (proposal := _legal(source.propose(sequence), sequence)) is not None:
                 chance = record.acceptance.chance(proposal.source, proposal.match, proposal.place)
                 if chance > best:
-                    proposal, record.proposal, best = record.proposal, proposal, chance
+                    proposal, likeliest, best = likeliest, proposal, chance
                 if proposal is not None:
-                    record.others.append(proposal)
-        if record.proposal is None:
-            return []
-        return self._chances(sequence, record.proposal, rows, now)
+                    others.append(proposal)
+        if likeliest is None:
+            return Candidate()
+        return Candidate(likeliest, self._chances(sequence, likeliest, rows, now), others)
 
     def _chances(
         self, sequence: Sequence, proposal: Proposal, rows: int, now: float
@@ -219,52 +237,39 @@ class Speculation:
         allowance = self._records[sequence].allowance(self._share)
         return self._policy.affordable(rows, now, allowance, most)
 
-    def _write(
-        self, ahead: Lookahead, sequences: dict[int, Sequence], chances: list[list[float]],
-        room: int, now: float,
-    ) -> None:  # fmt: skip
-        """Has drafts of sequences, by their places among `chances`, written where that is likely to
-        pay, and takes those that are better than what was found."""
-        writer, policy, rows = ahead.writer, self._policy, len(chances)
+    def _write(self, ahead: Lookahead, step: DraftedStep, room: int, now: float) -> DraftedStep:
+        """A step with drafts written beside what was found, where that is likely to pay."""
+        writer, policy, rows = ahead.writer, self._policy, len(step.spans)
         assert policy is not None
         able = {
-            i: most
-            for i, s in sequences.items()
+            s: most
+            for s in step.found
             if writer.serves(s) and (most := self._affordable(s, rows, now, _left(s)))
         }
         if not able or (plain := policy.times.plain(rows)) is None:
-            return
-        served = [(i, sequences[i]) for i in able][:room]
-        asked, most = [s for _, s in served], max(able[i] for i, _ in served)
-        cost = ahead.cost(asked, plain)
+            return step
+        asked = list(able)[:room]
+        most, cost = max(able[s] for s in asked), ahead.cost(asked, plain)
         likely = [self._records[s].acceptance.any(writer.name) for s in asked]
-        depth = policy.ahead(likely, chances, rows, room, now, cost.of, most)
-        depth = depth or ahead.trial(cost, most)
-        if not depth:
-            return
-        served = [(i, s) for i, s in served if self._kv.extend(s.kv, len(s.kv.tokens) + depth)]
-        if not (asked := [s for _, s in served]):
-            return
-        proposals, self._written = ahead.write(asked, depth, plain)
-        self._wrote = dict.fromkeys(asked, cost.of(depth) / len(asked))
-        for (i, sequence), proposal in zip(served, proposals, strict=True):
+        depth = policy.ahead(likely, step.chances(), rows, room, now, cost.of, most)
+        if not (depth := depth or ahead.trial(cost, most)):
+            return step
+        if not (asked := [s for s in asked if self._kv.extend(s.kv, len(s.kv.tokens) + depth)]):
+            return step
+        proposals, seconds = ahead.write(asked, depth, plain)
+        found = dict(step.found)
+        for s, proposal in zip(asked, proposals, strict=True):
             if proposal is not None:
-                record = self._records[sequence]
-                found = self._chances(sequence, proposal, rows, now)
-                if sum(found) > sum(chances[i]):
-                    record.others += [record.proposal] if record.proposal is not None else []
-                    record.proposal, chances[i] = proposal, found
-                else:
-                    record.others.append(proposal)
+                found[s] = found[s].beside(proposal, self._chances(s, proposal, rows, now))
+        shares = dict.fromkeys(asked, cost.of(depth) / len(asked))
+        return DraftedStep(step.spans, found, seconds, shares)
 
     def _with_draft(
-        self, span: ScheduledSpan, depth: int, chosen: list[tuple[Fork, int]]
+        self, span: ScheduledSpan, proposal: Proposal, depth: int, chosen: list[tuple[Fork, int]]
     ) -> ScheduledSpan:
-        """A span that also verifies the first `depth` tokens of its proposal and of forks of it, as
+        """A span that also verifies the first `depth` tokens of a proposal and of forks of it, as
         far as they may come and there are free blocks."""
         sequence = span.sequence
-        proposal = self._records[sequence].proposal
-        assert proposal is not None
         rows = sequence.sampling.rows_after(proposal.tokens[:depth])
         count, end = len(rows), span.start + span.length
         if not count or not self._kv.extend(sequence.kv, end + count):
@@ -275,25 +280,20 @@ class Speculation:
 
     # -- after a step ---------------------------------------------------------------------------
 
-    def compare(self, outcomes: list[Outcome]) -> None:
+    def compare(self, step: DraftedStep, outcomes: list[Outcome]) -> None:
         """Compares what was proposed with what was drawn, and keeps the branch that was."""
-        if not self._looked:
+        if not step.found:
             return
         began = self._clock()
-        self._compare(outcomes)
-        self.counts.lost += self._clock() - began
-
-    def _compare(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             sequence, draft = outcome.span.sequence, outcome.span.draft
             keep_branch(self._kv, outcome.span, outcome.branch)
-            record = self._records.get(sequence)
-            if record is None or record.proposal is None:
+            if (proposal := step.found.get(sequence, Candidate()).proposal) is None:
                 continue
-            record.acceptance.compare(record.proposal, [s.token for s in outcome.tokens])
-            if outcome.tokens[0].token == record.proposal.tokens[0]:
+            record = self._records[sequence]
+            record.acceptance.compare(proposal, [s.token for s in outcome.tokens])
+            if outcome.tokens[0].token == proposal.tokens[0]:
                 record.pause.end()
-            record.proposal = None
             if not draft.tokens:
                 continue
             for source, drafted, accepted in tally(draft, outcome.branch, len(outcome.tokens) - 1):
@@ -302,16 +302,16 @@ class Speculation:
                 if source == "prediction":
                     right, wrong = sequence.predicted
                     sequence.predicted = (right + accepted, wrong + drafted - accepted)
+        self.counts.lost += self._clock() - began
 
     def drop(self, spans: list[ScheduledSpan]) -> None:
-        """A step with drafts has failed: what was proposed is forgotten, and looked for again."""
+        """A step with drafts has failed: what was proposed is looked for again."""
         for span in spans:
             keep_branch(self._kv, span, 0)
             if (record := self._records.get(span.sequence)) is not None:
-                record.proposal = None
                 record.pause.end()
 
-    def took(self, outcomes: list[Outcome], seconds: float, steps: int) -> None:
+    def took(self, step: DraftedStep, outcomes: list[Outcome], seconds: float, steps: int) -> None:
         """Takes the time of a call that computed `steps` steps."""
         if self._policy is None or not all(_decodes(o.span) for o in outcomes):
             return
@@ -322,22 +322,22 @@ class Speculation:
         rows = len(spans)
         now, plain = self._clock(), times.plain(rows)
         if computed == rows:  # else some have no results, as runs that a grammar forced
-            times.record(rows + drafted, (seconds - self._written) / steps, now)
+            times.record(rows + drafted, (seconds - step.written) / steps, now)
         self._share += seconds / rows
         self._steps += steps
         if self._ahead is not None:
             self._ahead.spent(seconds)
-        if plain is None or not (drafted or self._wrote):
+        if plain is None or not (drafted or step.shares):
             return
         # By mean times: how long this one step took says more of what else the host does.
         extra, each = times.estimate(rows + drafted, rows, now) - plain, plain / len(spans)
         for outcome in outcomes:
             sequence, count = outcome.span.sequence, len(outcome.span.draft.tokens)
             won = each * (len(outcome.tokens) - 1) - extra * count / drafted if count else 0.0
-            if count or sequence in self._wrote:
-                self._records[sequence].balance += won - self._wrote.get(sequence, 0.0)
+            if count or sequence in step.shares:
+                self._records[sequence].balance += won - step.shares.get(sequence, 0.0)
         gained = sum(len(o.tokens) - 1 for o in outcomes) * each if drafted else 0.0
-        self.counts.lost += max(0.0, (extra if drafted else 0.0) + self._written - gained)
+        self.counts.lost += max(0.0, (extra if drafted else 0.0) + step.written - gained)
 
     def stats(self) -> dict[str, int]:
         """Counts under the names of EngineStats."""
