@@ -205,7 +205,7 @@ def test_a_profile_that_begins_as_an_engine_ends_is_refused(folder: Path) -> Non
 class Link:
     """One whose process has been found to have ended, by SIGABRT once `ended` is set."""
 
-    opened, pid, signs = True, 1, 0
+    opened, pid, signs, cause = True, 1, 0, ""
 
     def __init__(self) -> None:
         self.ended, self.sent = asyncio.Event(), list[str]()
@@ -225,7 +225,7 @@ def fakes() -> tuple[list[EngineProcessClient], list[Link], Replicas]:
     clients = [EngineProcessClient("x", plan, 320) for _ in range(3)]
     links, pool = [Link() for _ in clients], Replicas(clients)
     for client, link in zip(clients, links, strict=True):
-        client.link, client._started, client._served = cast(EngineLink, link), True, True
+        client.link, client._engines = cast(EngineLink, link), 1
     return clients, links, pool
 
 
@@ -238,7 +238,7 @@ def test_what_waits_at_an_engine_that_does_not_start_moves_when_that_is_known() 
         await asyncio.sleep(0)
         burial = asyncio.create_task(clients[0]._bury(EngineFailed("it cannot start")))
         await asyncio.sleep(0)
-        clients[1]._ready.set()
+        clients[1]._enter("ready")
         pool.changed(clients[1])
         links[0].ended.set()
         await burial
@@ -255,13 +255,13 @@ def test_a_stream_is_not_moved_before_it_is_known_what_its_engine_died_of() -> N
 
     async def run() -> None:
         clients, links, pool = fakes()
-        clients[0]._ready.set()
+        clients[0]._enter("ready")
         asked = asyncio.create_task(anext(pool.submit(request("poison", [1, 2, 3]))))
         await asyncio.sleep(0)
-        clients[1]._ready.set()
+        clients[1]._enter("ready")
         burial = asyncio.create_task(clients[0]._bury(None))
         await asyncio.sleep(0)
-        clients[2]._ready.set()
+        clients[2]._enter("ready")
         pool.changed(clients[2])
         links[0].ended.set()
         await burial

@@ -11,7 +11,7 @@ from pathlib import Path
 from octavo.checkpoint.identity import FileState, file_states
 from octavo.client.link import EngineLink
 from octavo.client.protocol import Adapted, LoadAdapter, UnloadAdapter
-from octavo.client.replay import Stream
+from octavo.client.replay import SUSPECT, Stream
 from octavo.errors import EngineFailed, RequestError
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -38,7 +38,7 @@ class AdapterTable:
 
     def __init__(self) -> None:
         self.adapters: dict[str, Adapter] = {}
-        self.restoring = ""  # the one that a new engine is loading
+        self._restoring = ""  # the one that a new engine is loading
         self._used: dict[Stream, Adapter] = {}  # by requests; another may have its name by now
         self._asked: dict[int, asyncio.Future[Adapted]] = {}  # of the present engine, by serial
         self._serials = count()
@@ -81,7 +81,7 @@ class AdapterTable:
         for name, adapter in list(self.adapters.items()):
             if self.adapters.get(name) is not adapter:
                 continue
-            self.restoring = name
+            self._restoring = name
             try:
                 await self.load(link, name, adapter)
                 loaded[name] = adapter
@@ -89,7 +89,7 @@ class AdapterTable:
                 if link.over:
                     raise
                 lose(name, str(e))
-        self.restoring = ""
+        self._restoring = ""
         for name, adapter in loaded.items():
             if self.adapters.get(name) is not adapter:
                 link.send(UnloadAdapter(name))
@@ -105,6 +105,15 @@ class AdapterTable:
         for serial in self._asked:
             said = "the engine ended while it loaded the adapter"
             self.answered(Adapted(serial, said, "lora_path", "engine_failed"))
+
+    def died(self, doubt: int) -> str:
+        """The engine is gone, which says so much against the adapter that it was loading again.
+        Gives the name of one that engines die of, or ""."""
+        name, self._restoring = self._restoring, ""
+        if (adapter := self.adapters.get(name)) is None:
+            return ""
+        adapter.doubt += doubt
+        return name if adapter.doubt >= SUSPECT else ""
 
     def acquire(self, stream: Stream) -> None:
         """Counts a request. Raises RequestError if there is no such adapter."""

@@ -35,6 +35,7 @@ class EngineLink:
         self._operations = -1
         self._profiles: deque[asyncio.Future[Profile]] = deque()  # that are asked for
         self.signs = 0  # of its work getting on; they only ever grow
+        self.cause = ""  # why it was killed from here
         self.over = False  # its end has been found
 
     async def open(self) -> None:

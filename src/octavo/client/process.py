@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from copy import copy
+from typing import Literal
 
 from octavo import errors
 from octavo.checkpoint.identity import FileState, check_unchanged
@@ -28,7 +30,7 @@ from octavo.client.protocol import (
     UnloadAdapter,
     Vocabulary,
 )
-from octavo.client.replay import SUSPECT, Replay, Stream
+from octavo.client.replay import Replay, Stream
 from octavo.client.spawned import ENGINE, Spawned, spawn
 from octavo.client.watch import RESTART, unavailable, verdict, watch
 from octavo.engine.constraint import TokenTable
@@ -40,6 +42,7 @@ from octavo.errors import EngineFailed, OctavoError, Overloaded, RequestError, p
 LOG = logging.getLogger(__name__)
 BACKOFF = (0.0, 0.2, 1.0, 2.0, 5.0)  # the longest: what a server is late by, a cause having ended
 PATIENCE = 3  # engines in a row that did not start, after which requests are no longer held back
+Phase = Literal["starting", "ready", "ending", "closed"]  # ending: it is not known yet of what
 
 
 class EngineProcessClient:
@@ -78,22 +81,24 @@ class EngineProcessClient:
         self.link = EngineLink(spawned) if spawned is not None else None
         self._tasks: list[asyncio.Task[None]] = []  # that end with this engine
         self._supervisor: asyncio.Task[None] | None = None
-        self._ready = asyncio.Event()
-        self._started = False  # an engine has been ready
-        self._served = self._fruitful = False  # this engine has; it has computed something
-        self._closing = False
-        self._cause = ""  # why this engine is being killed
-        self.judging = False  # it is not known yet what an engine has ended of
+        self.phase: Phase = "starting"
+        self._failure: OctavoError | None = None  # why no engine is ready, once they are given up
+        self._changed = asyncio.Event()  # either of them
+        self._engines = 0  # that have been ready
+        self._unstarted = self._futile = 0  # in a row that have not been; that computed nothing
         self.overseer: Overseer | None = None
         self._stats: dict[str, int] = {}
-        self.restarts = 0
         self.isa = ""
-        self.failure: OctavoError | None = None  # why there is no engine
 
     @property
     def ready(self) -> bool:
         """Loaded and not stopped."""
-        return self._ready.is_set() and not self._closing
+        return self.phase == "ready"
+
+    @property
+    def restarts(self) -> int:
+        """Engines that have taken the place of another."""
+        return max(0, self._engines - 1)
 
     @property
     def adapters(self) -> list[str]:
@@ -112,11 +117,6 @@ class EngineProcessClient:
 
     # -- life -----------------------------------------------------------------------------------
 
-    def spawn(self) -> None:
-        """Starts the process unless that has been done, ahead of `start`. Raises EngineFailed."""
-        if self.link is None:
-            self.link = EngineLink(spawn(self._name, self._module))
-
     @property
     def pid(self) -> int | None:
         """The engine process's."""
@@ -132,28 +132,38 @@ class EngineProcessClient:
     async def start(self) -> None:
         """Starts the engine and waits until it is ready. Raises what made it fail."""
         self._supervisor = asyncio.create_task(self._supervise())
-        waiter = asyncio.create_task(self._ready.wait())
-        await asyncio.wait({waiter, self._supervisor}, return_when=asyncio.FIRST_COMPLETED)
-        waiter.cancel()
-        if self.failure is not None:
-            raise self.failure
+        while not self.ready:
+            await self._changed.wait()
+            self._check()
+
+    def _enter(self, phase: Phase, failure: OctavoError | None = None) -> None:
+        """Whatever becomes of engines. failure: is kept until one is ready."""
+        if self.phase != "closed":
+            self.phase = phase
+            self._failure = None if phase == "ready" else failure or self._failure
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _check(self) -> None:
+        """Raises why there is no engine, once they are given up."""
+        if self._failure is not None:
+            raise copy(self._failure)  # each has a traceback
 
     async def close(self) -> None:
-        self._closing = True
-        self._replay.fail_all(Overloaded("the server is shutting down", code="shutting_down"))
+        closing = Overloaded("the server is shutting down", code="shutting_down")
+        self._enter("closed", closing)
+        self._replay.fail_all(closing)
         if self._supervisor is not None:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
-        self._stop_tasks()
         if self.link is not None:
             await self.link.end()
             self.link = None
 
     async def _supervise(self) -> None:
         """Runs one engine after the other, whatever they end of."""
-        failures = unstarted = 0
-        while not self._closing:
+        while self.phase != "closed":
             error: OctavoError | None = None
             try:
                 await self._serve_one()
@@ -164,68 +174,55 @@ class EngineProcessClient:
             except Exception as e:
                 LOG.error("an engine's messages could not be handled: %s", place(e))
             await self._bury(error)
-            if not self._started:  # another try would end the same way
-                self.failure = error or EngineFailed("the engine ended while loading the model")
-                return
-            unstarted = 0 if self._served else unstarted + 1
-            known = error is not None and not isinstance(error, EngineFailed)
-            if known or unstarted > PATIENCE:
+            if not self._engines:  # another try would end the same way
+                ended = EngineFailed("the engine ended while loading the model")
+                return self._enter("starting", error or ended)
+            if self._unstarted > PATIENCE or not isinstance(error, EngineFailed | None):
                 self._give_up(error)
-            failures = 1 if self._fruitful else failures + 1
-            await asyncio.sleep(BACKOFF[min(failures, len(BACKOFF)) - 1])
+            await asyncio.sleep(BACKOFF[min(self._futile, len(BACKOFF) - 1)])
+            self._futile += 1
 
     async def _serve_one(self) -> None:
         """Runs one engine process until its socket closes. Raises EOFError, or what Failed says."""
-        self._served = self._fruitful = False
-        if self._started:
+        self._unstarted += 1
+        if self._engines:
             await asyncio.to_thread(check_unchanged, self._files)
-        self.spawn()
-        assert self.link is not None
-        link = self.link
+        link = self.link = self.link or EngineLink(spawn(self._name, self._module))
         await link.open()
-        self._tasks.append(asyncio.create_task(self._watch(link)))
         told = self.overseer is not None
         link.send(Start(self._path, self._plan, self._files, self._mmproj, told))
         if self._table is not None:
             link.send(Vocabulary(self._table))
-        while True:
-            self._handle(await link.receive())
+        self._tasks = [asyncio.create_task(self._watch(link))]
+        try:
+            while True:
+                self._handle(await link.receive())
+        finally:
+            for task in self._tasks:
+                task.cancel()
 
     async def _bury(self, error: OctavoError | None) -> None:
         """Ends what is left of an engine, and finds out what it died of."""
         link, self.link = self.link, None
-        self._ready.clear()
         self._stats = {}
-        self._stop_tasks()
         self._adapters.engine_ended()
         if link is None:
             return
-        self.judging = True
-        try:
-            status, cause = await link.end(), self._cause
-        finally:
-            self.judging = False
-        self._cause = ""
+        self._enter("ending")
+        status = await link.end()
         if error is None:
-            doubt, ending = verdict(status, cause)
-            when = "" if self._served else ", while starting"
+            doubt, ending = verdict(status, link.cause)
+            when = ", while starting" if self._unstarted else ""
             LOG.warning("an engine has ended: %s%s", ending, when)
             self._blame(doubt)
+        self._enter("starting")
         if self.overseer is not None:
             self.overseer.changed(self)
 
-    def _stop_tasks(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        self._tasks.clear()
-
     def _blame(self, doubt: int) -> None:
         """Ends the request, or drops the adapter, that an engine has died of."""
-        restoring, self._adapters.restoring = self._adapters.restoring, ""
-        if adapter := self._adapters.adapters.get(restoring):
-            adapter.doubt += doubt
-            if adapter.doubt >= SUSPECT:
-                self._lose_adapter(restoring, "the engine ended while it loaded it")
+        if lost := self._adapters.died(doubt):
+            self._lose_adapter(lost, "the engine ended while it loaded it")
         if culprit := self._replay.died(doubt):
             LOG.error("a request has stopped the engine repeatedly, and was ended")
             message = "the engine stopped while it computed this request, also when it was alone"
@@ -233,37 +230,38 @@ class EngineProcessClient:
 
     def _give_up(self, error: OctavoError | None) -> None:
         """Tells everybody that there is no engine for now."""
-        why = unavailable(error)
-        if self.failure is None or str(self.failure) != why:
-            LOG.error("not ready: %s (%s)", why, error or "it ends while it loads the model")
-        self.failure = Overloaded(why, code="engine_failed")
-        self._replay.fail_all(Overloaded(why, code="engine_failed"))
+        failure = Overloaded(unavailable(error), code="engine_failed")
+        if str(self._failure) != str(failure):
+            LOG.error("not ready: %s (%s)", failure, error or "it ends while it loads the model")
+        self._enter("starting", failure)
+        self._replay.fail_all(failure)
 
     async def _watch(self, link: EngineLink) -> None:
         """Kills a process that does not get on."""
         self._kill(link, await watch(link, lambda: self._replay.busy))
 
     def _kill(self, link: EngineLink, cause: str) -> None:
-        self._cause = cause
-        self._ready.clear()
+        link.cause = cause
+        self._enter("starting")
         link.kill()
 
     async def restart(self) -> None:
         """Replaces the engine by a new one, which goes on with what this one has and is ready."""
-        if self.link is not None and self._ready.is_set():
+        if self.link is not None and self.ready:
             self._kill(self.link, RESTART)
-        await self._ready.wait()
+        while not self.ready:
+            await self._changed.wait()
 
     # -- messages -------------------------------------------------------------------------------
 
     def _send(self, message: ToEngine) -> None:
         # While the engine restarts there is nobody to tell; streams are submitted when it is back.
-        if self.link is not None and self._ready.is_set():
+        if self.link is not None and self.ready:
             self.link.send(message)
 
     def _turn(self) -> None:
         """Gives the engine the requests whose turn it is."""
-        if not self._ready.is_set():
+        if not self.ready:
             return
         back, submitted = self._replay.turn()
         for name in back:
@@ -295,7 +293,8 @@ class EngineProcessClient:
 
     def _events(self, message: Events) -> None:
         self._stats = message.stats
-        self._fruitful |= bool(message.events)
+        if message.events:
+            self._futile = 0
         if self.overseer is not None and (message.stored or message.removed):
             self.overseer.told(self, message.stored, message.removed)
         for event in message.events:
@@ -336,10 +335,7 @@ class EngineProcessClient:
 
     def check(self, stream: Stream) -> None:
         """Raises Overloaded for a stream that cannot be taken now."""
-        if self._closing:
-            raise Overloaded("the server is shutting down", code="shutting_down")
-        if self.failure is not None:
-            raise Overloaded(str(self.failure), code="engine_failed")
+        self._check()
         self._queue.check(stream, Load.of(self._replay.streams, self.places, self._stats))
 
     def adopt(self, stream: Stream) -> None:
@@ -363,7 +359,7 @@ class EngineProcessClient:
         async with self._one_at_a_time:
             self._adapters.check_free(name)
             adapter = await asyncio.to_thread(Adapter.at, path)
-            if not self._ready.is_set() or self.link is None:
+            if not self.ready or self.link is None:
                 raise Overloaded("the engine is starting", code="loading")
             await self._adapters.load(self.link, name, adapter)
             self._adapters.adapters[name] = adapter
@@ -380,11 +376,10 @@ class EngineProcessClient:
             await self._adapters.restore(link, self._lose_adapter)
         except EngineFailed:
             return
-        if self._started:
-            self.restarts += 1
+        self._engines, self._unstarted = self._engines + 1, 0
+        if self.restarts:
             LOG.warning("the engine is ready again")
-        self.failure, self._served, self._started = None, True, True
-        self._ready.set()
+        self._enter("ready")
         self._turn()
         if self.overseer is not None:
             self.overseer.changed(self)

@@ -249,7 +249,7 @@ class Replicas:
         for home in self._homes.values():
             if home.client is client and not client.ready:
                 self._router.index.remove_replica(home.name)
-            if not home.client.ready and not home.client.judging:  # whom it may have died of
+            if home.client.phase == "starting":  # it is known whom the one before died of
                 self._move(home)
 
     def told(self, client: EngineClient, stored: list[int], removed: list[int]) -> None:
