@@ -27,7 +27,14 @@ from octavo.engine.constraint import TokenTable
 from octavo.engine.open import open_model
 from octavo.engine.plan import Plan, make_plan
 from octavo.engine.request import Request
-from octavo.errors import DoesNotFit, EngineFailed, InvalidValue, RequestError, UsageError
+from octavo.errors import (
+    DoesNotFit,
+    EngineFailed,
+    InvalidValue,
+    Overloaded,
+    RequestError,
+    UsageError,
+)
 from tests.api.poisoned_engine import POISON
 from tests.api.server import Server, serving
 from tests.api.test_replay import ROOT, Answer, ask, neighbours, request
@@ -187,6 +194,34 @@ def test_every_replica_is_restarted_under_load(folder: Path, expected: list[Answ
             for answers, right in zip(await asyncio.gather(*tasks), expected, strict=True):
                 assert answers == [right] * len(answers)
             assert not set(before) & {pid(pool, name) for name in pool.engines}
+
+    asyncio.run(run())
+
+
+def test_who_has_a_replica_restarted_is_told_why_there_is_no_new_engine(tmp_path: Path) -> None:
+    """Its model has been replaced."""
+    save_hf(Small(), tmp_path)
+    (weights,) = tmp_path.glob("*.safetensors")
+
+    async def run() -> None:
+        async with replicas_of(tmp_path) as pool:
+            os.utime(weights, ns=(1, 1))
+            with pytest.raises(Overloaded, match="files have changed") as refused:
+                await asyncio.wait_for(pool.restart("1", 0), 20)
+            assert (refused.value.code, pool.states) == ("engine_failed", {"0": "up", "1": "down"})
+
+    asyncio.run(run())
+
+
+def test_who_has_a_replica_restarted_is_told_that_all_end(folder: Path) -> None:
+    async def run() -> None:
+        async with replicas_of(folder) as pool:
+            asked = asyncio.create_task(pool.restart("1", 0))
+            while pool.states["1"] != "down":
+                await asyncio.sleep(0)
+        with pytest.raises(Overloaded) as refused:
+            await asyncio.wait_for(asked, 20)
+        assert refused.value.code == "shutting_down"
 
     asyncio.run(run())
 

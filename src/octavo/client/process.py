@@ -132,9 +132,13 @@ class EngineProcessClient:
     async def start(self) -> None:
         """Starts the engine and waits until it is ready. Raises what made it fail."""
         self._supervisor = asyncio.create_task(self._supervise())
+        await self._until_ready()
+
+    async def _until_ready(self) -> None:
+        """Returns once an engine is ready. Raises why there is none."""
         while not self.ready:
-            await self._changed.wait()
             self._check()
+            await self._changed.wait()
 
     def _enter(self, phase: Phase, failure: OctavoError | None = None) -> None:
         """Whatever becomes of engines. failure: is kept until one is ready."""
@@ -246,11 +250,11 @@ class EngineProcessClient:
         link.kill()
 
     async def restart(self) -> None:
-        """Replaces the engine by a new one, which goes on with what this one has and is ready."""
+        """Replaces the engine by a new one, which goes on with what this one has and is ready.
+        Raises Overloaded if engines are given up meanwhile, or have been."""
         if self.link is not None and self.ready:
             self._kill(self.link, RESTART)
-        while not self.ready:
-            await self._changed.wait()
+        await self._until_ready()
 
     # -- messages -------------------------------------------------------------------------------
 

@@ -287,7 +287,8 @@ class Replicas:
         self._home(name).draining = False
 
     async def restart(self, name: str, seconds: float) -> None:
-        """Drains a replica and gives it a new engine, which is ready then. Raises InvalidValue."""
+        """Drains a replica and gives it a new engine, which is ready then. Raises InvalidValue, and
+        Overloaded if there is none."""
         home = self._home(name)
         before = home.draining
         try:
