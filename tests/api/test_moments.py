@@ -213,6 +213,8 @@ class Link:
     def send(self, message: object) -> None:
         self.sent.append(type(message).__name__)
 
+    def kill(self) -> None: ...
+
     async def end(self) -> int:
         await self.ended.wait()
         return -signal.SIGABRT
@@ -267,6 +269,27 @@ def test_a_stream_is_not_moved_before_it_is_known_what_its_engine_died_of() -> N
         await burial
         ((stream, home),) = pool._at.items()
         assert (home.name, stream.doubt) == ("0", 2) and not links[1].sent and not links[2].sent
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    uvloop.run(run())
+
+
+def test_a_stream_is_not_moved_from_an_engine_that_is_being_killed_as_stuck() -> None:
+    """Though another engine becomes ready before the socket of that one is closed."""
+
+    async def run() -> None:
+        clients, links, pool = fakes()
+        clients[0]._enter("ready")
+        asked = asyncio.create_task(anext(pool.submit(request("poison", [1, 2, 3]))))
+        await asyncio.sleep(0)
+        clients[0]._kill(cast(EngineLink, links[0]), "stuck")
+        clients[2]._enter("ready")
+        pool.changed(clients[2])
+        links[0].ended.set()
+        await clients[0]._bury(None)
+        ((stream, home),) = pool._at.items()
+        assert (home.name, stream.doubt) == ("0", 2) and not links[2].sent
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
 

@@ -246,7 +246,7 @@ class EngineProcessClient:
 
     def _kill(self, link: EngineLink, cause: str) -> None:
         link.cause = cause
-        self._enter("starting")
+        self._enter("ending")
         link.kill()
 
     async def restart(self) -> None:
