@@ -153,6 +153,25 @@ def test_a_model_that_is_loaded_again_keeps_its_adapters_if_its_engine_ends(
     uvloop.run(run())
 
 
+def test_who_loads_an_adapter_is_told_that_all_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        asked, send = asyncio.Event(), EngineLink.send
+
+        def sent(self: EngineLink, message: Any) -> None:
+            asked.set() if isinstance(message, LoadAdapter) else send(self, message)
+
+        monkeypatch.setattr(EngineLink, "send", sent)
+        async with engine(folder) as client:
+            loading = asyncio.create_task(client.load_adapter("a", adapter(folder, "lora")))
+            await asked.wait()
+        with pytest.raises(EngineFailed, match="the engine ended while it loaded the adapter"):
+            await asyncio.wait_for(loading, 10)
+
+    uvloop.run(run())
+
+
 def test_who_reads_slowly_what_has_ended_is_in_nobodys_way(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

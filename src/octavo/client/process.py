@@ -204,12 +204,12 @@ class EngineProcessClient:
         finally:
             for task in self._tasks:
                 task.cancel()
+            self._adapters.engine_ended()
 
     async def _bury(self, error: OctavoError | None) -> None:
         """Ends what is left of an engine, and finds out what it died of."""
         link, self.link = self.link, None
         self._stats = {}
-        self._adapters.engine_ended()
         if link is None:
             return
         self._enter("ending")
