@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 import uvloop
 from starlette.applications import Starlette
@@ -26,10 +27,12 @@ from websockets.asyncio.client import ClientConnection, connect
 from octavo.checkpoint.folders import is_model_folder
 from octavo.checkpoint.hub import Located
 from octavo.client import watch
+from octavo.client.adapter_table import Adapter
 from octavo.client.link import EngineLink
 from octavo.client.process import EngineProcessClient
 from octavo.client.protocol import LoadAdapter
-from octavo.client.replicas import Replicas
+from octavo.client.replay import Stream
+from octavo.client.replicas import Replicas, ask_of
 from octavo.engine.plan import Plan
 from octavo.errors import EngineFailed, RequestError
 from octavo.generate.profile import Profiling
@@ -311,6 +314,26 @@ def test_a_stream_is_not_moved_from_an_engine_that_is_being_killed_as_stuck() ->
         assert (home.name, stream.doubt) == ("0", 2) and not links[2].sent
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
+
+    uvloop.run(run())
+
+
+def test_a_stream_stays_where_its_adapter_is_though_another_choice_is_elsewhere() -> None:
+    """The adapter is being unloaded: no engine takes it up any more."""
+
+    async def run() -> None:
+        clients, links, pool = fakes()
+        asked = msgspec.structs.replace(request("a", [1, 2, 3]), adapter="lora")
+        first, second = Stream.of(asked, 0), Stream.of(asked, 0)
+        for client in clients:
+            client._enter("ready")
+            client._adapters.adapters["lora"] = Adapter("x", {})
+        pool._assign(first, ask_of(asked), pool._homes["0"])
+        pool._assign(second, ask_of(asked), pool._homes["1"])
+        await pool.unload_adapter("lora")
+        links[0].ended.set()
+        await clients[0]._bury(EngineFailed("it was killed"))
+        assert [home.name for home in pool._at.values()] == ["0", "1"]
 
     uvloop.run(run())
 

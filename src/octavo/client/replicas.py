@@ -202,14 +202,14 @@ class Replicas:
         """The replica for a stream; None: all are barred or draining. While no engine is ready, it
         waits for one."""
         request = stream.request
-        for home in self._homes.values():  # choices of a prompt, which is computed once
-            shared = any(s.request.prompt is request.prompt and not s.given for s in home.streams)
-            if shared and home.state == "up" and home.name not in barred:
-                return home
-        self._measure()
         lacks = {
             n for n, h in self._homes.items() if request.adapter not in ("", *h.client.adapters)
         }
+        for home in self._homes.values():  # choices of a prompt, which is computed once
+            shared = any(s.request.prompt is request.prompt and not s.given for s in home.streams)
+            if shared and home.state == "up" and home.name not in {*barred, *lacks}:
+                return home
+        self._measure()
         risky = {n for n, h in self._homes.items() if h.client.suspicious}
         for left_out in ({*barred, *lacks, *risky}, {*barred, *lacks}):
             if (route := self._router.choose(ask, left_out)) is not None:
