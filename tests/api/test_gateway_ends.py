@@ -59,6 +59,11 @@ def test_a_last_event_needs_no_empty_line(end: bytes, whole: bool) -> None:
      ("/api/chat", b'{"done":false}\n', b'{"done":true}', True),
      ("/api/chat", b'{"done":false}\n', b'{"done":tr', False),
      ("/v1/messages", b"data: {}\n\n", b'event: x\ndata: {"type":"x"}\n', True),
+     ("/v1/messages", b"data: {}\n\n", b'event: x\ndata: {"type":"x"}\nid: 4\n', True),
+     ("/v1/messages", b"data: {}\n\n", b": ping\n", True),
+     ("/v1/messages", b"data: {}\n\n", b"\r\n", True),
+     ("/v1/messages", b"data: {}\n\n", b"data: [DONE]", True),
+     ("/v1/messages", b"data: {}\n\n", b"retr", False),
      ("/v1/messages", b"data: {}\n\n", b'event: x\ndata: {"type', False)],
 )  # fmt: skip
 def test_a_stream_that_ends_within_an_event_is_broken(

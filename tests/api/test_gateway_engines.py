@@ -46,6 +46,9 @@ def test_texts_go_on_bit_equal(server: Server, tmp_path: Path) -> None:
         arguments = ("--upstream", server.url, "--upstream", second.url, "--routing", "round-robin")
         log = tmp_path / "gateway.log"
         with serving(*arguments, log=log, does="gateway") as gateway:
+            computed = {"prompt": "Only computed.", "max_tokens": 0, "stream": True}
+            status, text = gateway.call("POST", "/v1/completions", json.dumps(computed).encode())
+            assert status == 200 and text.endswith("data: [DONE]\n\n"), text
             with ThreadPoolExecutor(len(CALLS)) as pool:
                 expected = list(pool.map(lambda call: said(server, call), CALLS))
                 answers = [pool.submit(said, gateway, call) for call in CALLS]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from octavo.client.replay import Stream
@@ -119,10 +119,10 @@ class Load:
         rounds, last = divmod(count - room, max(1, len(ends)))
         return max(prompts, ends[last] + rounds * ends[-1]) if ends else prompts
 
-    def until_one_ends(self) -> float:
-        """Seconds until a request in flight ends."""
+    def until_one_ends(self, of: Collection[Stream]) -> float:
+        """Seconds until one of some requests in flight ends."""
         waited = self.waiting * self.prompt_token
-        ends = [self._left(s) + (0 if s.given else waited) for s in self.streams]
+        ends = [self._left(s) + (0 if s.given else waited) for s in of]
         return min(ends, default=0.0)
 
 
@@ -156,7 +156,7 @@ class QueueLimits:
             share = max(share, LIGHT)
         if len(streams) >= max(1, int(self.requests * share)):
             many = f"{len(streams)} requests are in flight, which is the limit"
-            raise _overloaded(many, load.until_one_ends())
+            raise _overloaded(many, load.until_one_ends(streams))
         waiting = load.waiting
         if self.tokens is not None and waiting and not load.begun(request.group):
             excess = waiting + len(request.prompt) - int(self.tokens * share)
@@ -167,7 +167,7 @@ class QueueLimits:
             if held + sum(len(i.pixels) for i in request.images) > int(self.pixels * share):
                 many = f"{held >> 20:,} MiB of images are in flight; {self.pixels >> 20:,} may be"
                 shown = [s for s in streams if s.request.images]
-                raise _overloaded(many, replace(load, streams=shown).until_one_ends())
+                raise _overloaded(many, load.until_one_ends(shown))
         for name, seconds in (("x-slo-ttft-ms", request.ttft), ("timeout", request.timeout)):
             if seconds is not None and (wait := load.wait(new)):
                 if wait + len(request.prompt) * load.prompt_token > seconds:

@@ -72,7 +72,7 @@ class _Record:
         return self.balance + LEEWAY * (share - self.since)
 
 
-class Candidate(NamedTuple):
+class DraftCandidate(NamedTuple):
     """What may follow a sequence: the likeliest proposal, the chances of those of its tokens that
     may be verified, and the others."""
 
@@ -80,12 +80,12 @@ class Candidate(NamedTuple):
     chances: list[float] = []
     others: list[Proposal] = []
 
-    def beside(self, proposal: Proposal, chances: list[float]) -> Candidate:
+    def beside(self, proposal: Proposal, chances: list[float]) -> DraftCandidate:
         """This with a proposal more, the better one first."""
         if sum(chances) <= sum(self.chances):
             return self._replace(others=[*self.others, proposal])
         others = [p for p in (*self.others, self.proposal) if p is not None]
-        return Candidate(proposal, chances, others)
+        return DraftCandidate(proposal, chances, others)
 
 
 class DraftedStep(NamedTuple):
@@ -93,13 +93,13 @@ class DraftedStep(NamedTuple):
     seconds that writing drafts took; shares: what each sequence that it was for is charged."""
 
     spans: list[ScheduledSpan]
-    found: dict[Sequence, Candidate] = {}
+    found: dict[Sequence, DraftCandidate] = {}
     written: float = 0.0
     shares: dict[Sequence, float] = {}
 
     def chances(self) -> list[list[float]]:
         """The chances of what was found for each span, none where nothing was."""
-        return [self.found.get(s.sequence, Candidate()).chances for s in self.spans]
+        return [self.found.get(s.sequence, DraftCandidate()).chances for s in self.spans]
 
 
 @dataclass(slots=True)
@@ -200,12 +200,12 @@ class Speculation:
         """Where else the sequences may go on, instead of what is proposed."""
         out = []
         for i, span in enumerate(step.spans):
-            main, chances, others = step.found.get(span.sequence, Candidate())
+            main, chances, others = step.found.get(span.sequence, DraftCandidate())
             if main is not None and chances and (others or main.second):
                 out += forks(i, main, chances, others, self._records[span.sequence].acceptance)
         return out
 
-    def _propose(self, sequence: Sequence, rows: int, now: float) -> Candidate:
+    def _propose(self, sequence: Sequence, rows: int, now: float) -> DraftCandidate:
         """What the sources propose for a sequence."""
         if (record := self._records.get(sequence)) is None:
             record = _Record(Acceptance(self._known), self._share, Pause(self._steps))
@@ -219,8 +219,8 @@ class Speculation:
                 if proposal is not None:
                     others.append(proposal)
         if likeliest is None:
-            return Candidate()
-        return Candidate(likeliest, self._chances(sequence, likeliest, rows, now), others)
+            return DraftCandidate()
+        return DraftCandidate(likeliest, self._chances(sequence, likeliest, rows, now), others)
 
     def _chances(
         self, sequence: Sequence, proposal: Proposal, rows: int, now: float
@@ -288,7 +288,7 @@ class Speculation:
         for outcome in outcomes:
             sequence, draft = outcome.span.sequence, outcome.span.draft
             keep_branch(self._kv, outcome.span, outcome.branch)
-            if (proposal := step.found.get(sequence, Candidate()).proposal) is None:
+            if (proposal := step.found.get(sequence, DraftCandidate()).proposal) is None:
                 continue
             record = self._records[sequence]
             record.acceptance.compare(proposal, [s.token for s in outcome.tokens])

@@ -18,6 +18,7 @@ from octavo.server.resume import Spent
 
 STREAMS = ("text/event-stream", "application/x-ndjson")
 DONE = (b"data: [DONE]", b"data:[DONE]")  # lines of their own: texts may say so, too
+BESIDE = (b":", b"event:", b"id:", b"retry:")  # lines of an event that are no data
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 LONGEST = 86_400.0  # seconds that an upstream may want to be left alone, for clients to hear of it
 ELSEWHERE = ("engine_error", "engine_failed", "engine_closed", "internal_error", "shutting_down")
@@ -120,12 +121,15 @@ def is_final(rest: bytes) -> bool:
         return False
 
 
-def is_event(rest: bytes) -> bool:
-    """Whether the end of a stream is an event that lacks nothing but the line that ends it."""
+def is_cut(rest: bytes) -> bool:
+    """Whether what follows the last whole event of a stream breaks off within one: its last line of
+    data is no JSON."""
+    lines = [line.strip() for line in rest.splitlines()]
+    data = [line for line in lines if line not in (b"", *DONE) and not line.startswith(BESIDE)]
     with suppress(*NOT_JSON):
-        msgspec.json.decode(rest.rstrip().rpartition(b"\n")[2].removeprefix(b"data:"))
-        return True
-    return False
+        msgspec.json.decode(data[-1].removeprefix(b"data:") if data else b"{}")
+        return False
+    return True
 
 
 def streamed(job: RelayJob) -> Spent | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from octavo.gateway.answers import complete, events, is_event, is_final, streamed
+from octavo.gateway.answers import complete, events, is_cut, is_final, streamed
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.job import RelayJob, count
 from octavo.gateway.transport import Answer
@@ -66,7 +66,7 @@ class Passage:
         if spent is None and job.follower is None:
             job.tail += self._held  # a last event may be without the line that ends it
             spent = streamed(job)
-        elif self._held and not complete(job) and not is_event(self._held):
+        elif self._held and not complete(job) and is_cut(self._held):
             spent = None
         if spent is None and job.follower is not None and is_final(job.follower.rest):
             return job.follower.rest

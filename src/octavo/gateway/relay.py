@@ -311,7 +311,8 @@ class Relay:
             lease = job.lease
             assert lease is not None
             try:
-                yield b""
+                if not job.failovers:
+                    yield b""
                 passage = Passage(job, answer, one, direct)
                 while data:
                     if ready := passage.feed(data):

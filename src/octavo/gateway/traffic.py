@@ -192,7 +192,7 @@ class Traffic:
             failed=one.status >= 500 or late or elsewhere,
             refused=400 <= one.status < 500 and not late, ttft=one.ttft if good else None,
             itl=one.itl if good else None, tokens=one.completion_tokens,
-            empty=good and seen.empty, repeating=good and seen.repeating,
+            empty=good and seen.empty and asked.most_tokens != 0, repeating=good and seen.repeating,
             prompt_tokens=dealt.prompt, cached_tokens=cached, batch=batch,
         )  # fmt: skip
         if assigned is not None and assigned.watched:

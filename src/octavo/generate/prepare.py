@@ -131,7 +131,7 @@ def _resumed(tokens: Sequence[int], job: PreparedRequest) -> PreparedRequest:
         )
     room = job.model.context - job.prompt_tokens
     most = room if job.params.max_tokens is None else job.params.max_tokens
-    if len(tokens) >= most:
+    if tokens and len(tokens) >= most:
         raise InvalidValue(
             f"resume holds {len(tokens)} tokens; the reply has {most} at most", "resume"
         )
