@@ -6,25 +6,31 @@ import asyncio
 import json
 import random
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidValue, Overloaded, UsageError
+from octavo.experiments.controller import Experiments
 from octavo.gateway.admission import UpstreamQueue, WaitLimits
 from octavo.gateway.answers import complete
 from octavo.gateway.app import PASSED_DIALECTS
 from octavo.gateway.body import OPERATIONS, RESPONSES, Relayed, read_outline
 from octavo.gateway.config import Model
 from octavo.gateway.errors import KeeperGone, NoUpstream, UnknownModel
+from octavo.gateway.events import Finished
 from octavo.gateway.headers import onward
 from octavo.gateway.job import RelayJob
 from octavo.gateway.seen import Seen
-from octavo.gateway.traffic import Dealt
+from octavo.gateway.shadow import Shadow
+from octavo.gateway.traffic import Dealt, Traffic
 from octavo.gateway.upstream import DEFAULT, FALLBACK, Place, parse_place
 from octavo.gateway.upstreams import Upstreams
 from octavo.generate.reply import Usage
+from octavo.release.controller import Assigned, Releases
+from octavo.release.events import RequestEvent
 from octavo.simulate.engine import SimulatedEngine, SimulatedRequest, Speed
 
 POOLS = (DEFAULT, FALLBACK)
@@ -122,6 +128,25 @@ def test_an_answer_with_thoughts_or_calls_alone_is_not_empty(
         else:
             seen.feed(f"data: {json.dumps(answer)}\n\n".encode())
         assert seen.empty == empty
+
+
+@pytest.mark.parametrize(("most", "empty"), [(0, False), (8, True)])
+def test_a_prompt_that_is_only_computed_is_no_empty_answer(most: int, empty: bool) -> None:
+    """A version is not blamed for saying nothing where nothing was asked for."""
+    told: list[RequestEvent] = []
+
+    class Told:
+        def observe(self, model: str, assigned: Assigned, event: RequestEvent) -> None:
+            told.append(event)
+
+    traffic = Traffic(cast(Releases, Told()), cast(Experiments, None), cast(Shadow, None))
+    seen = Seen()
+    seen.whole(b'{"choices":[{"text":"","finish_reason":"length"}]}')
+    assigned = Assigned("r", "p", "canary", 0, True, "s", "p", 0.0)
+    dealt = Dealt("m", Model(), assigned, seen=seen)
+    ended = Finished("m", "canary", "a", "p", 200, None, 1.0, 1.0, None, 5, 0, 0, 0)
+    traffic.ended(dealt, asked(max_tokens=most), ended, 0, 1, False)
+    assert [event.empty for event in told] == [empty]
 
 
 def test_operations_have_the_names_of_the_servers() -> None:

@@ -141,7 +141,7 @@ class EngineProcessClient:
             await self._changed.wait()
 
     def _enter(self, phase: Phase, failure: OctavoError | None = None) -> None:
-        """Whatever becomes of engines. failure: is kept until one is ready."""
+        """Changes the phase and wakes who waits for it. failure: is kept until `ready`."""
         if self.phase != "closed":
             self.phase = phase
             self._failure = None if phase == "ready" else failure or self._failure

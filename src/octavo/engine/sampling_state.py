@@ -251,7 +251,7 @@ class SamplingState:
         return bool(p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1)
 
     def _adjustments(self, banned: set[int]) -> list[Adjustment]:
-        """Of the tokens whose logits change."""
+        """How logits change, of the tokens whose logits do."""
         p = self.params
         if self._changed is None:
             seen = set(self.tokens if p.repetition_penalty != 1 else self.counts)
@@ -261,7 +261,7 @@ class SamplingState:
         return list((self._changed | never if never else self._changed).values())
 
     def _adjustment(self, token: int, seen: bool) -> Adjustment:
-        """seen: it is penalized, as one of the text."""
+        """How a token's logit changes. seen: it is one that penalties are for."""
         p, count = self.params, self.counts.get(token, 0)
         add = p.logit_bias.get(token, 0.0) - p.frequency_penalty * count
         if count:

@@ -147,7 +147,7 @@ class Sequence:
 
     @property
     def needs_prompt(self) -> bool:
-        """True while a prompt that is all that is wanted, for the cache, is not computed."""
+        """True while a prompt that is only to be computed, for the cache, is not."""
         params = self.request.params
         scores = params.prompt_logprobs is not None
         return params.max_tokens == 0 and not scores and self.kv.pending > 0
