@@ -24,9 +24,13 @@ LONGEST = 86_400.0  # seconds that an upstream may want to be left alone, for cl
 ELSEWHERE = ("engine_error", "engine_failed", "engine_closed", "internal_error", "shutting_down")
 
 
-def events(data: bytes, media_type: str) -> tuple[bytes, bytes]:
-    """Whole events of a stream, and the beginning of the next."""
-    end = b"\n" if media_type == STREAMS[1] else b"\n\n"
+def end_of_event(media_type: str) -> bytes:
+    """What each event of a stream ends in."""
+    return b"\n" if media_type == STREAMS[1] else b"\n\n"
+
+
+def events(data: bytes, end: bytes) -> tuple[bytes, bytes]:
+    """Whole events of a stream, and the beginning of the next. end: of an event."""
     if data.endswith(end):
         return data, b""
     size = data.rfind(end) + len(end) if end in data else 0

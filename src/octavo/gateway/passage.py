@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from octavo.gateway.answers import complete, events, is_cut, is_final, streamed
+from octavo.gateway.answers import complete, end_of_event, events, is_cut, is_final, streamed
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.job import RelayJob, count
 from octavo.gateway.transport import Answer
@@ -17,26 +17,27 @@ class Passage:
 
     def __init__(self, job: RelayJob, answer: Answer, one: Exchange, direct: bool) -> None:
         self._job, self._answer, self._one = job, answer, one
-        self._media, self._held = answer.media_type, b""
+        self._usage, self._follower, self._seen = job.usage, job.follower, job.dealt.seen
+        self._end, self._held = end_of_event(answer.media_type), b""
         self._direct = one.direct if direct else None
 
     def feed(self, data: bytes) -> bytes:
         """What can be passed on once this has come, maybe nothing. Raises NOT_JSON."""
-        job, usage = self._job, self._job.usage
+        job, usage = self._job, self._usage
         usage.last = time.monotonic()
         if usage.first is None:
             usage.first = usage.last
-        if (follower := job.follower) is not None:
+        if (follower := self._follower) is not None:
             before = len(follower.tokens)
             ready = follower.feed(data)
             if len(follower.tokens) > before:
                 job.tries = 0
         else:
-            ready, self._held = events(self._held + data, self._media)
+            ready, self._held = events(self._held + data if self._held else data, self._end)
             job.chunks += 1
             job.tail = ready or job.tail
-        if ready and job.dealt.seen is not None:
-            job.dealt.seen.feed(ready)
+        if ready and self._seen is not None:
+            self._seen.feed(ready)
         return ready
 
     async def read(self) -> bytes:
@@ -58,6 +59,11 @@ class Passage:
             one.sent += len(ready)
             direct.write(ready)
         return True
+
+    @property
+    def whole(self) -> bool:
+        """All has come, and its end with it, where that can be told."""
+        return self._answer.over and complete(self._job)
 
     def end(self) -> bytes:
         """What is passed on at the end. Raises UpstreamFailed if that is missing."""

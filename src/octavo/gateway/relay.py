@@ -111,7 +111,8 @@ class Relay:
         self._budget.request()
         response = await self._run(job, request, key)
         pool = "" if job.lease is None else job.lease.upstream.place.pool
-        response.headers.update(dealt.headers(pool))
+        if told := dealt.headers(pool):
+            response.headers.update(told)
         return response
 
     async def _run(self, job: RelayJob, request: Request, key: bytes | None) -> Response:
@@ -135,9 +136,7 @@ class Relay:
         frames, kind = self._frames(job, answer, one, direct), answer[0].headers["content-type"]
         if key is not None:
             frames = self.cache.stream(key, frames, kind, lease.upstream.id)
-        stream = EventStream(await started(frames), kind)
-        stream.headers["x-replica"] = lease.upstream.id
-        return stream
+        return EventStream(await started(frames), kind, {"x-replica": lease.upstream.id})
 
     # -- until something has come -----------------------------------------------------------------
 
@@ -315,12 +314,17 @@ class Relay:
                     yield b""
                 passage = Passage(job, answer, one, direct)
                 while data:
-                    if ready := passage.feed(data):
+                    ready = passage.feed(data)
+                    if passage.whole:
+                        one.final = True
+                        break
+                    if ready:
                         yield ready
-                    data = await passage.read()
-                if rest := passage.end():
-                    yield rest
+                    ready, data = b"", await passage.read()
+                rest = ready + passage.end()
                 lease.end(True, job.tokens)
+                if rest:
+                    yield rest
                 return
             except (UpstreamFailed, *NOT_JSON) as e:
                 error = e if isinstance(e, UpstreamFailed) else UpstreamFailed(
@@ -336,12 +340,14 @@ class Relay:
                 lease.end(False)
                 self._health.look(lease.upstream)
                 one.failed(error)
+                one.final = True
                 yield failure(job.asked.path, error)
                 return
             try:
                 answer, data = await self._elsewhere(job, lease, error)
             except RequestError as last:
                 one.failed(last)
+                one.final = True
                 yield failure(job.asked.path, last)
                 return
 

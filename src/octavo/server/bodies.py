@@ -46,9 +46,10 @@ class Bodies:
         A body up to DRAIN bytes is read to its end before, because clients read no response while
         they send.
         """
-        declared = request.headers.get("content-length", "0")
-        if declared.isdigit() and int(declared[:20]) > DRAIN:
-            raise TooLarge(f"the body has {declared[:20]} bytes; {MAX_BODY} at most")
+        given = [value for name, value in request.scope["headers"] if name == b"content-length"]
+        declared = given[0][:20] if given else b""
+        if declared.isdigit() and int(declared) > DRAIN:
+            raise TooLarge(f"the body has {declared.decode()} bytes; {MAX_BODY} at most")
         data = bytearray()
         total, more = 0, True
         try:

@@ -251,7 +251,7 @@ class Connection(HttpToolsProtocol):
         except (httptools.HttpParserInvalidURLError, UnicodeError, AttributeError):
             raise Refusal(400, "the address cannot be read", "invalid_http") from None
         self._open = [c for c in self._open if not c.response_complete] + [self.cycle]
-        cast(Scope, self.scope)["direct"] = DirectWriter(self.cycle, self.transport.write)
+        cast(Scope, self.scope)["direct"] = DirectWriter(self.cycle, self.transport.inner.write)
 
     def on_body(self, body: bytes) -> None:
         self._parsed += 1

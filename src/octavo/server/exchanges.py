@@ -47,7 +47,7 @@ class Sender:
 
     def __init__(self, send: Send, scope: Scope, one: Exchange) -> None:
         self._send, self._scope, self._one = send, scope, one
-        self.direct: DirectWriter | None = scope.get("direct")
+        self.direct: DirectWriter | None = scope.pop("direct", None)
         self.started = self.complete = False
 
     def __call__(self, message: Message) -> Awaitable[None]:

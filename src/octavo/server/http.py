@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -71,6 +71,7 @@ def cancellable(receive: Receive, one: Exchange, kind: str = "http") -> Receive:
                 raise
         finally:
             one.listeners.discard(task)
+            del task  # its error holds this frame: a cycle, in which the whole request would stay
         return {"type": f"{kind}.disconnect"}
 
     return heard
@@ -114,27 +115,34 @@ class EventStream(Response):
     """A response in chunks from a generator, which is closed as soon as the client is gone. One
     that holds something is `started`: closing another would do nothing."""
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], media_type: str) -> None:
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], media_type: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.frames = frames
         self.status_code, self.media_type, self.background = 200, media_type, None
-        self.init_headers(STREAM_HEADERS)
+        self.init_headers({**STREAM_HEADERS, **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange(scope).direct = getattr(send, "direct", None)
+        one = exchange(scope)
+        one.direct = getattr(send, "direct", None)
         try:
             async with aclosing(self.frames):
                 start = {"status": 200, "headers": self.raw_headers}
                 await send({"type": "http.response.start", **start})
-                await while_connected(receive, self._pump(send))
+                await while_connected(receive, self._pump(send, one))
         except ClientGone:
-            exchange(scope).status = 499
-            if exchange(scope).cancelled:  # there is somebody to tell
+            one.status = 499
+            if one.cancelled:  # there is somebody to tell
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, send: Send, one: Exchange) -> None:
+        more = True
         async for frame in self.frames:
-            await send({"type": "http.response.body", "body": frame, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            more = not one.final
+            await send({"type": "http.response.body", "body": frame, "more_body": more})
+        if more:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def started(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

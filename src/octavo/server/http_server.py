@@ -127,6 +127,7 @@ def http_server(
         log_level="critical",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # nothing asks where a request comes from
         server_header=False,
         lifespan="off",
         timeout_keep_alive=KEEP_ALIVE,

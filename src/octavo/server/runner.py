@@ -296,10 +296,12 @@ async def _stream(
                 end += ended(Spent(usage.prompt, usage.completion, usage.cached))
             if keep is not None:
                 await keep(writer)
+            one.final = True
             yield end
         except RequestError as e:
             error = e.renamed(names)
             one.failed(error)
+            one.final = True
             yield writer.failure(error)
 
     return EventStream(await started(frames()), writer.media_type)
