@@ -7,9 +7,10 @@ The upstream says so many chunks, 5 ms apart, and costs next to nothing. It and 
 half of the cores and what is measured has the other half, as if on another host; --anywhere lets
 all run wherever the system puts them. Ways take turns within each round, so that what else the
 machine does is felt by all of them. "bytes alone" passes on what comes and reads none of it: what
-sockets and the event loop cost anybody. "uvicorn alone" is an application of twenty lines that
-passes streams on and does nothing else. What a request costs once is in the figures for each chunk,
-the less the more chunks there are. Peers are started from environments of their own, in which they
+sockets and the event loop cost anybody. Processor time is given as a multiple of it, too, which
+depends less on the host. "uvicorn alone" is an application of twenty lines that passes streams on
+and does nothing else. What a request costs once is in the figures for each chunk, the less the more
+chunks there are. Peers are started from environments of their own, in which they
 have been installed (`peers/gateways.py`):
 
     python -m venv smg && smg/bin/pip install smg
@@ -260,13 +261,15 @@ def wait_for(port: int, seconds: float = 90) -> None:
         time.sleep(0.1)
 
 
-def row(way: Way, streams: int) -> dict[str, object]:
+def row(way: Way, splice: Way, streams: int) -> dict[str, object]:
+    """What was measured of a way. splice: the one that passes bytes alone."""
     firsts = sorted(way.firsts[streams])
+    cpu, least = (statistics.median(each.cpu[streams]) for each in (way, splice))
     p99 = firsts[min(int(len(firsts) * 0.99), len(firsts) - 1)]
     return {
         "way": way.name, "streams": streams, "requests": len(firsts),
         "ttft_p50_ms": round(1e3 * statistics.median(firsts), 2), "ttft_p99_ms": round(1e3 * p99, 2),
-        "cpu_us_per_chunk": round(1e6 * statistics.median(way.cpu[streams]), 1),
+        "cpu_us_per_chunk": round(1e6 * cpu, 1), "times_bytes_alone": round(cpu / least, 2),
     }  # fmt: skip
 
 
@@ -353,7 +356,7 @@ def main() -> None:
         )
         for streams in options.streams:
             for way in ways:
-                print(json.dumps(row(way, streams)))
+                print(json.dumps(row(way, ways[2], streams)))
     finally:
         for way in ways:
             way.process.terminate()

@@ -70,6 +70,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._waiter, self._sink = self._loop.create_future(), sink
         return self._waiter
 
+    def forget(self) -> None:
+        """The last sink is asked no more, and not held until the next request."""
+        self._sink = None
+
     def take(self) -> bytes:
         """What has come of the body since."""
         parts, self._parts, self._held = self._parts, [], 0

@@ -109,6 +109,7 @@ class Answer:
         if not self._closed:
             self._closed = True
             self._timer.cancel()
+            self._connection.forget()
             self._leave(self._connection)
 
 

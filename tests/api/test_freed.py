@@ -1,0 +1,154 @@
+"""What a request held is free once it has ended, without a search for cycles."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+import pytest
+import uvloop
+
+from octavo.checkpoint import open_checkpoint
+from octavo.gateway.config import ConfigFile, UpstreamPool
+from octavo.gateway.config import Server as GatewayServer
+from octavo.gateway.run import GatewayOptions, serve
+from octavo.server.app import create_app
+from octavo.server.exchange import Exchange, Observer, Running
+from octavo.server.guard import Access
+from octavo.server.http_server import http_server
+from octavo.server.metrics import Metrics
+from octavo.server.timelines import Timelines
+from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
+from octavo.text.chat import template_source
+from tests.unit.fake_models import ScriptedClient, fake_model, registry
+from tests.waiting import async_until
+
+CHAT = "/v1/chat/completions"
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "a b"}], "max_tokens": 5}
+Post = Callable[[dict[str, Any]], Awaitable[aiohttp.ClientResponse]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2: Path) -> Tokenizer:
+    return load_tokenizer(open_checkpoint(smollm2))
+
+
+@pytest.fixture(scope="module")
+def template(smollm2: Path, tokenizer: Tokenizer) -> Iterator[ChatTemplate]:
+    source = template_source(open_checkpoint(smollm2))
+    assert source is not None
+    made = ChatTemplate(source, tokenizer)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def uncollected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Serving:
+    draining = False
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def server(
+    tokenizer: Tokenizer, template: ChatTemplate, hang: bool, ended: Observer
+) -> AsyncIterator[str]:
+    """The address of a server of a model that says little. hang: and never stops."""
+    client = ScriptedClient(tokenizer.encode("a b c", add_bos=False), hang=hang)
+    models = registry(fake_model(tokenizer, "m", client=client, template=template))
+    running = Running()
+    metrics = Metrics(models)
+    timelines = Timelines(running, metrics.slow)
+
+    def observe(one: Exchange) -> None:
+        for each in (metrics.finished, timelines.add, ended):
+            each(one)
+
+    app = create_app(models, metrics, Access(), observe, timelines=timelines)
+    sock = socket.create_server(("127.0.0.1", 0))
+    serving = http_server(app, cast(Any, Serving()), 1, 60, observe, running)
+    task = asyncio.create_task(serving.serve_on(sock))
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        serving.handle_exit(0, None)
+        await task
+
+
+@asynccontextmanager
+async def gateway(upstream: str, ended: Observer) -> AsyncIterator[str]:
+    sock = socket.create_server(("127.0.0.1", 0))
+    config = ConfigFile(pools={"default": UpstreamPool(upstreams=(upstream,))})
+    options = GatewayOptions(Access(), config, GatewayServer(drain_timeout=1))
+    ready = asyncio.Event()
+    task = asyncio.create_task(serve(options, sock, ready=lambda _: ready.set(), ended=ended))
+    await ready.wait()
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def whole(post: Post) -> None:
+    async with await post(ASKED) as answer:
+        assert answer.status == 200 and (await answer.json())["choices"]
+
+
+async def stream(post: Post) -> None:
+    async with await post(ASKED | {"stream": True}) as answer:
+        assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+
+
+async def refused(post: Post) -> None:
+    async with await post(ASKED | {"messages": 5}) as answer:
+        assert answer.status == 400
+
+
+async def left(post: Post) -> None:
+    """Its client reads the beginning, and is gone."""
+    answer = await post(ASKED | {"stream": True})
+    answer.close()
+
+
+@pytest.mark.parametrize("through", ["server", "gateway"])
+@pytest.mark.parametrize("how", [whole, stream, refused, left])
+def test_nothing_holds_a_request_that_has_ended(
+    tokenizer: Tokenizer, template: ChatTemplate, through: str, how: Callable[[Post], Awaitable[None]]
+) -> None:  # fmt: skip
+    held: list[weakref.ref[Exchange]] = []
+
+    def ended(one: Exchange) -> None:
+        if one.route == CHAT:
+            held.append(weakref.ref(one))
+
+    async def ask(at: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            for _ in range(3):
+                await how(lambda body: session.post(at + CHAT, json=body))
+        await async_until(lambda: len(held) == 3)
+        await async_until(lambda: not any(one() for one in held), 10)
+
+    async def run() -> None:
+        watched, other = (ended, print) if through == "server" else (lambda _: None, ended)
+        async with server(tokenizer, template, how is left, watched) as at:
+            if through == "server":
+                return await ask(at)
+            async with gateway(at, other) as door:
+                await ask(door)
+
+    uvloop.run(run())
