@@ -27,17 +27,21 @@ from octavo.balance.cost import Ask
 from octavo.balance.prefix_index import SentPrefixes
 from octavo.balance.replica import Replica
 from octavo.balance.router import Router
+from octavo.gateway.body import BLOCK_TOKENS as GATEWAY_BLOCK
 from octavo.gateway.body import Relayed, read_outline
 from octavo.gateway.upstream import DEFAULT, Place
-from octavo.gateway.upstreams import Upstreams
+from octavo.gateway.upstreams import MOST_SENT, Upstreams
 from octavo.simulate.engine import BLOCK_TOKENS, SimulatedEngine, SimulatedRequest, Speed
 
 SPEED = Speed(prefill=2000, step=0.02, slots=16, chunk=512, cache=65_536)
 PREFIX, QUESTION, REPLY = 2048, 256, 64  # tokens
-GROUPS = 12  # for each replica
-REQUESTS = 150  # for each replica
+GROUPS = 23  # for each replica: 72 % of its cache
+REQUESTS = 400  # for each replica
 SKEW = 0.7  # popularity of group n: 1 / n ** SKEW
-WAYS = ("cost", "cost, approximate", "prefix-hash", "least-load", "round-robin", "random")
+WAYS = {  # and how many tokens a cache is thought to hold of what was sent there; None: engines tell
+    "cost": None, "cost, size told": SPEED.cache, "cost, size unknown": MOST_SENT * GATEWAY_BLOCK,
+    "prefix-hash": None, "least-load": None, "round-robin": None, "random": None,
+}  # fmt: skip
 
 
 @dataclass
@@ -70,7 +74,7 @@ class Result:
     def line(self, name: str) -> str:
         cuts = statistics.quantiles(self.ttft, n=100)
         p50, p90, p99 = (f"{1e3 * cuts[i]:10,.0f}" for i in (49, 89, 98))
-        return f"{name:18} {p50} {p90} {p99} {self.throughput:12,.0f} {self.cached:9.1%}"
+        return f"{name:20} {p50} {p90} {p99} {self.throughput:12,.0f} {self.cached:9.1%}"
 
 
 def prompts(replicas: int, seed: int) -> list[tuple[int, ...]]:
@@ -89,8 +93,8 @@ class Simulation:
     """Requests at given times, until the last has ended."""
 
     def __init__(self, way: str, replicas: int) -> None:
-        policy, _, approximate = way.partition(", ")
-        self._sent = SentPrefixes(SPEED.cache // BLOCK_TOKENS) if approximate else None
+        policy, tokens = way.partition(", ")[0], WAYS[way]
+        self._sent = None if tokens is None else SentPrefixes(tokens // BLOCK_TOKENS)
         self._router = Router(policy, self._sent)
         self._servers = {str(i): Server(str(i)) for i in range(replicas)}
         for server in self._servers.values():
@@ -162,7 +166,7 @@ def compare(replicas: int, load: float) -> None:
     made = prompts(replicas, seed=7)
     most = Simulation("cost", replicas).run(made, float("inf")).throughput / REPLY
     print(f"\n{replicas} replicas, {len(made):,} requests, {load:.0%} of {most:.1f} requests/s")
-    print(f"{'':18} {'TTFT p50':>10} {'p90 ms':>10} {'p99':>10} {'tokens/s':>12} {'cached':>9}")
+    print(f"{'':20} {'TTFT p50':>10} {'p90 ms':>10} {'p99':>10} {'tokens/s':>12} {'cached':>9}")
     for way in WAYS:
         print(Simulation(way, replicas).run(made, load * most).line(way), flush=True)
 
@@ -204,14 +208,14 @@ def upstreams_of(replicas: int, draw: random.Random) -> Upstreams:
         one.prompt_token, one.step = draw.uniform(4e-4, 6e-4), draw.uniform(0.01, 0.03)
         one.waiting, one.running = i % 4, i % 13
         one.waiting_tokens = one.waiting * draw.randrange(1, 1000)
-        upstreams.up(one, ("m",), True)
+        upstreams.up(one, {"m": 0}, True)
         if i % 2:
             lease = upstreams.choose(DEFAULT, "m", ask).lease
             assert lease is not None and lease.upstream is one
             lease.end()
         upstreams.drain(one)  # for now, so that each is the only one in its turn
     for one in upstreams:
-        upstreams.up(one, ("m",), True)
+        upstreams.up(one, {"m": 0}, True)
     return upstreams
 
 

@@ -7,7 +7,7 @@ import gc
 import socket
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,8 +16,10 @@ import pytest
 import uvloop
 
 from octavo.checkpoint import open_checkpoint
+from octavo.gateway import relay
 from octavo.gateway.config import ConfigFile, UpstreamPool
 from octavo.gateway.config import Server as GatewayServer
+from octavo.gateway.job import RelayJob
 from octavo.gateway.run import GatewayOptions, serve
 from octavo.server.app import create_app
 from octavo.server.exchange import Exchange, Observer, Running
@@ -31,6 +33,9 @@ from tests.unit.fake_models import ScriptedClient, fake_model, registry
 from tests.waiting import async_until
 
 CHAT = "/v1/chat/completions"
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENT = b"a\r\ndata: {}\n\r\n"
+GARBAGE = b"no length\r\n"
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "a b"}], "max_tokens": 5}
 Post = Callable[[dict[str, Any]], Awaitable[aiohttp.ClientResponse]]
 
@@ -90,9 +95,9 @@ async def server(
 
 
 @asynccontextmanager
-async def gateway(upstream: str, ended: Observer) -> AsyncIterator[str]:
+async def gateway(upstream: str, ended: Observer, **options: Any) -> AsyncIterator[str]:
     sock = socket.create_server(("127.0.0.1", 0))
-    config = ConfigFile(pools={"default": UpstreamPool(upstreams=(upstream,))})
+    config = ConfigFile(pools={"default": UpstreamPool(upstreams=(upstream,))}, **options)
     options = GatewayOptions(Access(), config, GatewayServer(drain_timeout=1))
     ready = asyncio.Event()
     task = asyncio.create_task(serve(options, sock, ready=lambda _: ready.set(), ended=ended))
@@ -102,6 +107,28 @@ async def gateway(upstream: str, ended: Observer) -> AsyncIterator[str]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def broken(says: bytes) -> AsyncIterator[str]:
+    """The address of a server that breaks each answer off after these bytes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET"):
+            card = b'{"data":[{"id":"m"}]}'
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(card), card))
+        else:
+            writer.write(says)
+        with suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    finally:
+        listening.close()
 
 
 async def whole(post: Post) -> None:
@@ -125,30 +152,70 @@ async def left(post: Post) -> None:
     answer.close()
 
 
+async def failed(post: Post) -> None:
+    async with await post(ASKED | {"stream": True}) as answer:
+        assert b"upstream" in await answer.read()
+
+
+class Held:
+    """Weak references to what there was of each request."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.exchanges, jobs = list[weakref.ref[Exchange]](), list[weakref.ref[RelayJob]]()
+        self.jobs = jobs
+
+        class Job(RelayJob):
+            def __init__(self, *given: Any, **named: Any) -> None:
+                super().__init__(*given, **named)
+                jobs.append(weakref.ref(self))
+
+        monkeypatch.setattr(relay, "RelayJob", Job)
+
+    def ended(self, one: Exchange) -> None:
+        if one.route == CHAT:
+            self.exchanges.append(weakref.ref(one))
+
+    async def check(
+        self, at: str, how: Callable[[Post], Awaitable[None]], *, jobs: bool, times: int = 3
+    ) -> None:
+        """Asks. An open connection may know its last exchange; what is large is gone."""
+        async with aiohttp.ClientSession() as session:
+            for _ in range(times):
+                await how(lambda body: session.post(at + CHAT, json=body))
+            await async_until(lambda: len(self.exchanges) == times)
+            assert len(self.jobs) == jobs * times
+            await async_until(lambda: not any(one() for one in self.jobs), 10)
+        await async_until(lambda: not any(one() for one in self.exchanges), 10)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    return Held(monkeypatch)
+
+
 @pytest.mark.parametrize("through", ["server", "gateway"])
 @pytest.mark.parametrize("how", [whole, stream, refused, left])
 def test_nothing_holds_a_request_that_has_ended(
-    tokenizer: Tokenizer, template: ChatTemplate, through: str, how: Callable[[Post], Awaitable[None]]
+    tokenizer: Tokenizer, template: ChatTemplate, held: Held, through: str,
+    how: Callable[[Post], Awaitable[None]],
 ) -> None:  # fmt: skip
-    held: list[weakref.ref[Exchange]] = []
-
-    def ended(one: Exchange) -> None:
-        if one.route == CHAT:
-            held.append(weakref.ref(one))
-
-    async def ask(at: str) -> None:
-        async with aiohttp.ClientSession() as session:
-            for _ in range(3):
-                await how(lambda body: session.post(at + CHAT, json=body))
-        await async_until(lambda: len(held) == 3)
-        await async_until(lambda: not any(one() for one in held), 10)
-
     async def run() -> None:
-        watched, other = (ended, print) if through == "server" else (lambda _: None, ended)
-        async with server(tokenizer, template, how is left, watched) as at:
-            if through == "server":
-                return await ask(at)
-            async with gateway(at, other) as door:
-                await ask(door)
+        if through == "server":
+            async with server(tokenizer, template, how is left, held.ended) as at:
+                return await held.check(at, how, jobs=False)
+        async with (
+            server(tokenizer, template, how is left, lambda _: None) as at,
+            gateway(at, held.ended) as door,
+        ):
+            await held.check(door, how, jobs=True)
+
+    uvloop.run(run())
+
+
+@pytest.mark.parametrize("says", [b"", HEAD + EVENT, HEAD + GARBAGE], ids=["no", "half", "garbage"])
+def test_nothing_holds_a_request_that_upstreams_have_failed(held: Held, says: bytes) -> None:
+    async def run() -> None:
+        async with broken(says) as at, gateway(at, held.ended, queue_timeout=0.2) as door:
+            await held.check(door, failed, jobs=True, times=1)
 
     uvloop.run(run())

@@ -117,6 +117,24 @@ def test_who_keeps_a_response_and_says_nothing_is_not_waited_for(how: str) -> No
     uvloop.run(run())
 
 
+def test_upstreams_say_how_much_their_caches_hold() -> None:
+    """Nobody has to, and what is no number of tokens says nothing."""
+    cards = [b'{"id":"m","cache_tokens":640}', b'{"id":"n"}', b'{"id":"o","cache_tokens":"x"}', b'{"id":"p","cache_tokens":-1}']  # fmt: skip
+
+    async def answers(writer: asyncio.StreamWriter) -> None:
+        writer.write(whole(b'{"data":[%s]}' % b",".join(cards)))
+
+    async def run() -> None:
+        async with upstream(answers) as url:
+            transport, upstreams = Transport(Timeouts()), Upstreams()
+            health = Health(upstreams, transport, HealthCheck())
+            caches, own = await health._probe(upstreams.add(Place(url)))
+            assert (caches, own) == ({"m": 640, "n": 0, "o": 0, "p": 0}, False)
+            await transport.close()
+
+    uvloop.run(run())
+
+
 def test_the_gateways_own_lack_of_handles_is_no_fault_of_upstreams(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -267,7 +285,7 @@ def test_a_client_that_leaves_while_a_hedge_is_settled_leaves_nothing(
         async with upstream(answers) as one, upstream(answers) as other:
             upstreams, transport = Upstreams("least-load"), Transport(Timeouts())
             for url in (one, other):
-                upstreams.up(upstreams.add(Place(url)), ("m",), False)
+                upstreams.up(upstreams.add(Place(url)), {"m": 0}, False)
             database = open_database(None, TABLES)
             experiments = Experiments(ExperimentStore(database))
             traffic = Traffic(Releases(ReleaseStore(database)), experiments, cast(Any, None))

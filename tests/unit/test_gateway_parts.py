@@ -12,12 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.balance.chain import text_chain
+from octavo.balance.cost import Ask
 from octavo.errors import InvalidValue, Overloaded, UsageError
 from octavo.experiments.controller import Experiments
 from octavo.gateway.admission import UpstreamQueue, WaitLimits
 from octavo.gateway.answers import complete
 from octavo.gateway.app import PASSED_DIALECTS
-from octavo.gateway.body import OPERATIONS, RESPONSES, Relayed, read_outline
+from octavo.gateway.body import (
+    BLOCK_TOKENS,
+    OPERATIONS,
+    PREFIX_BYTES,
+    RESPONSES,
+    Relayed,
+    read_outline,
+)
 from octavo.gateway.config import Model
 from octavo.gateway.errors import KeeperGone, NoUpstream, UnknownModel
 from octavo.gateway.events import Finished
@@ -167,7 +176,7 @@ def test_traces_go_on_at_upstreams() -> None:
 def known(*names: str, places: int = 256) -> Upstreams:
     upstreams = Upstreams("least-load", places)
     for name in names:
-        upstreams.up(upstreams.add(Place(f"http://{name}")), ("m",), True)
+        upstreams.up(upstreams.add(Place(f"http://{name}")), {"m": 0}, True)
     return upstreams
 
 
@@ -223,7 +232,7 @@ def test_pools_fall_back() -> None:
     async def run() -> None:
         upstreams = known("a")
         spare = upstreams.add(Place("http://b", "fallback"))
-        upstreams.up(spare, ("m",), False)
+        upstreams.up(spare, {"m": 0}, False)
         admission = UpstreamQueue(upstreams, WaitLimits(1, 0.02))
         assert (await admission.place(asked(), POOLS)).upstream.id == "a"
         upstreams.down(upstreams.get("a"), "it is gone")
@@ -232,19 +241,48 @@ def test_pools_fall_back() -> None:
     asyncio.run(run())
 
 
+def believed(upstreams: Upstreams, ask: Ask) -> dict[str, int]:
+    """The tokens of a prompt that are thought to be in each upstream's cache."""
+    return {one.replica: one.cost.cached for one in upstreams.explain(DEFAULT, "m", ask)}
+
+
+def test_no_more_is_thought_to_be_cached_than_there_is_room_for() -> None:
+    upstreams = Upstreams("random")
+    for name, room in (("a", 3 * BLOCK_TOKENS + 5), ("b", 0)):
+        upstreams.up(upstreams.add(Place(f"http://{name}")), {"m": room}, True)
+    prompts = [Ask(2000, text_chain(bytes([i]) * 2 * PREFIX_BYTES, PREFIX_BYTES), BLOCK_TOKENS) for i in range(2)]  # fmt: skip
+    for ask in prompts:
+        for other in ("a", "b"):
+            upstreams.choose(DEFAULT, "m", ask, {"a", "b"} - {other}).lease.end(True)
+    assert believed(upstreams, prompts[0]) == {"a": BLOCK_TOKENS, "b": 2 * BLOCK_TOKENS}
+    assert believed(upstreams, prompts[1]) == {"a": 2 * BLOCK_TOKENS, "b": 2 * BLOCK_TOKENS}
+
+
+def test_nothing_is_thought_to_be_cached_after_a_restart() -> None:
+    upstreams, ask = known("a", "b"), Ask(2000, text_chain(b"x" * PREFIX_BYTES, PREFIX_BYTES), BLOCK_TOKENS)  # fmt: skip
+    for other in ("a", "b"):
+        upstreams.choose(DEFAULT, "m", ask, {"a", "b"} - {other}).lease.end(True)
+    for up in upstreams:
+        upstreams.up(up, {"m": 0}, True)  # as every probe says
+    assert believed(upstreams, ask) == {"a": BLOCK_TOKENS, "b": BLOCK_TOKENS}
+    upstreams.down(upstreams.get("a"), "it is gone")
+    upstreams.up(upstreams.get("a"), {"m": 0}, True)
+    assert believed(upstreams, ask) == {"a": 0, "b": BLOCK_TOKENS}
+
+
 def test_who_waits_for_one_pool_is_in_no_others_way() -> None:
     """A canary that is down holds nobody up who is served by the old version."""
 
     async def run() -> None:
         upstreams = known("a")
         canary = upstreams.add(Place("http://b", "next"))
-        upstreams.up(canary, ("m", "n"), True)
+        upstreams.up(canary, {"m": 0, "n": 0}, True)
         upstreams.down(canary, "it is gone")
         admission = UpstreamQueue(upstreams, WaitLimits())
         waiting = asyncio.create_task(admission.place(asked(), ("next", FALLBACK)))
         await asyncio.sleep(0)
         assert (await admission.place(asked(), POOLS)).upstream.id == "a"
-        upstreams.up(canary, ("m", "n"), True)
+        upstreams.up(canary, {"m": 0, "n": 0}, True)
         assert (await waiting).upstream is canary
         with pytest.raises(UnknownModel, match="pool 'default' serves 'n'; known models: m"):
             await admission.place(asked(model="n"), POOLS)
@@ -303,7 +341,7 @@ def test_who_was_removed_says_nothing_of_one_in_its_place() -> None:
     assert lease is not None
     upstreams.remove(lease.upstream)
     new = upstreams.add(Place("http://a"))
-    upstreams.up(new, ("m",), True)
+    upstreams.up(new, {"m": 0}, True)
     lease.end(False)
     found = upstreams.choose("default", "m", asked().ask).lease
     assert found is not None and found.upstream is new

@@ -7,8 +7,11 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
 from octavo.errors import InvalidValue, Overloaded
+from octavo.generate.reply import Usage
+from octavo.server.exchanges import Sender
 from octavo.server.guard import Unauthorized
 from octavo.server.http import ClientGone, EventStream, error_response, while_connected
 from tests.unit.asgi import call, scope
@@ -83,3 +86,48 @@ def test_streams() -> None:
     assert asked["exchange"].status == 499
     assert all(message["more_body"] for message in sent[1:])  # cut off
     assert closed == [True, True]
+
+
+def test_what_a_stream_gives_last_goes_with_its_end() -> None:
+    """However long the stream then takes to end, and whether its client waits for that."""
+    asked = scope()
+    one, ended = asked["exchange"], list[bool]()
+    one.usage = Usage(first=1.0)
+
+    async def frames() -> AsyncGenerator[bytes, None]:
+        yield b"a"
+        one.final = True
+        yield b"b"
+        await asyncio.sleep(0.01)
+        yield b"c"
+        await asyncio.sleep(0.01)
+        ended.append(True)
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:  # as a server's that has sent the whole answer
+        while not sent or sent[-1].get("more_body", True):
+            await asyncio.sleep(0)
+        return GONE
+
+    asyncio.run(EventStream(frames(), "text/plain")(asked, receive, Sender(send, asked, one)))
+    parts = [(m["body"], m["more_body"]) for m in sent[1:]]
+    assert parts == [(b"a", True), (b"bc", False)]
+    assert ended and one.status == 200 and one.streamed is not None
+
+
+def test_a_stream_that_is_all_last_is_timed_as_one() -> None:
+    asked = scope()
+    one = asked["exchange"]
+    one.usage, one.final = Usage(first=1.0), True
+
+    async def frames() -> AsyncGenerator[bytes, None]:
+        yield b"a"
+
+    async def send(message: Message) -> None: ...
+
+    call(lambda a, b, _: EventStream(frames(), "text/plain")(a, b, Sender(send, a, one)), asked)
+    assert one.streamed is not None and one.ttft == one.streamed - one.began

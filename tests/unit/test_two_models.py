@@ -13,6 +13,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.backends.base import BLOCK
 from octavo.checkpoint import open_checkpoint
 from octavo.client.adapter_table import AdapterTable
 from octavo.client.replay import Stream
@@ -69,6 +70,7 @@ def test_each_answers_under_its_names(two: Listener) -> None:
     cards = {m.id: cast(Any, m).max_model_len for m in api.models.list()}
     assert cards == {"red": 64, "blue": 256}
     assert api.models.retrieve("org/blue").id == "blue"
+    assert {cast(Any, m).cache_tokens for m in api.models.list()} == {8 * BLOCK}
     assert [len(client_of(two, name).requests) for name in ("red", "blue")] == [3, 2]
 
 

@@ -56,10 +56,11 @@ class ReplicaMatch:
 
 class ReplicaPrefixes:
     """Blocks as engines say that they store and remove them. limit: blocks of a replica, beyond
-    which those stored longest ago are forgotten."""
+    which those stored longest ago are forgotten, where `resize` has not said otherwise."""
 
     def __init__(self, limit: int = MOST_BLOCKS) -> None:
         self._limit = limit
+        self._limits: dict[str, int] = {}  # of replicas that have one of their own
         self._holders: dict[int, int] = {}  # bitmaps by block
         self._held: dict[str, OrderedDict[int, None]] = {}  # blocks by replica
         self._slots: dict[str, int] = {}
@@ -84,7 +85,7 @@ class ReplicaPrefixes:
                 held[block] = None
                 new.append(block)
         self._toggle(new, bit)
-        over = len(held) - self._limit
+        over = len(held) - self._limits.get(replica, self._limit)
         self._toggle([held.popitem(last=False)[0] for _ in range(over)], bit)
 
     def removed(self, replica: str, blocks: Iterable[int]) -> None:
@@ -95,8 +96,16 @@ class ReplicaPrefixes:
                 del held[block]
             self._toggle(gone, 1 << self._slots[replica])
 
+    def resize(self, replica: str, limit: int) -> None:
+        """A replica has room for so many blocks, as is heeded once it stores some; 0: as any."""
+        if limit:
+            self._limits[replica] = limit
+        else:
+            self._limits.pop(replica, None)
+
     def remove_replica(self, replica: str) -> None:
         """A replica holds nothing any more."""
+        self._limits.pop(replica, None)
         if replica in self._slots:
             slot = self._slots.pop(replica)
             self._names[slot] = ""

@@ -18,6 +18,7 @@ from octavo.server.resume import Resume
 
 PREFIX_BYTES = 512  # bytes of text that prefixes are compared by
 TOKEN = 4  # bytes of text, about
+BLOCK_TOKENS = PREFIX_BYTES // TOKEN  # of a prompt, that prefixes are compared by, about
 RESPONSES = "/v1/responses"
 OPERATIONS = {  # of routes, as the server calls them
     "chat": ("/v1/chat/completions", "/v1/messages", RESPONSES, "/api/chat"),
@@ -116,7 +117,7 @@ class Relayed:
         """What routing has to know of it."""
         outline = self.outline
         blocks = text_chain(outline.text, PREFIX_BYTES, self.salt)
-        return Ask(outline.tokens, blocks, PREFIX_BYTES // TOKEN, 0, self.session)
+        return Ask(outline.tokens, blocks, BLOCK_TOKENS, 0, self.session)
 
     def resume(self) -> Resume | None:
         """How its stream begins at a server that can go on with another's; None: it cannot."""

@@ -71,8 +71,10 @@ class UpstreamConnection(asyncio.Protocol):
         return self._waiter
 
     def forget(self) -> None:
-        """The last sink is asked no more, and not held until the next request."""
+        """Who has read is not held until the next request."""
         self._sink = None
+        if self._waiter is not None and self._waiter.done():
+            self._waiter = None
 
     def take(self) -> bytes:
         """What has come of the body since."""
@@ -94,7 +96,7 @@ class UpstreamConnection(asyncio.Protocol):
             if sink is None or not sink():
                 waiter.set_result(None)
         except Exception as e:
-            waiter.set_exception(e)
+            waiter.set_exception(e.with_traceback(None))  # which would hold this frame
 
     # -- what the event loop says -----------------------------------------------------------------
 

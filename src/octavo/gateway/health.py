@@ -33,6 +33,7 @@ class HealthCheck:
 class _Card(msgspec.Struct):
     id: str
     owned_by: str = ""
+    cache_tokens: object = None  # of Octavo's
 
 
 class _Cards(msgspec.Struct):
@@ -85,7 +86,7 @@ class Health:
                 return self.remove(upstream)
             asked.clear()
             try:
-                models, own = await self._probe(upstream)
+                caches, own = await self._probe(upstream)
             except Exhausted as e:
                 if str(e) != self._lack:
                     LOG.error("%s", e)
@@ -97,7 +98,7 @@ class Health:
                 good, upstream.misses, self._lack = good + 1, 0, ""
                 back = upstream.state != "down" or good >= self.check.returns
                 if upstream.state != "draining" and back:
-                    self._upstreams.up(upstream, models, own)
+                    self._upstreams.up(upstream, caches, own)
             # one that is coming back is asked again soon, one that starts is not kept waiting
             soon = upstream.state == "starting" or (upstream.state == "down" and good)
             pause = self.check.interval / (10 if soon else 1)
@@ -118,8 +119,9 @@ class Health:
         if gone or upstream.misses >= self.check.misses:
             self._upstreams.down(upstream, reason)
 
-    async def _probe(self, upstream: Upstream) -> tuple[tuple[str, ...], bool]:
-        """The models of an upstream, and whether it is Octavo. Raises UpstreamFailed."""
+    async def _probe(self, upstream: Upstream) -> tuple[dict[str, int], bool]:
+        """The models of an upstream with the tokens of their prefix caches, 0 where it does not
+        say, and whether it is Octavo. Raises UpstreamFailed."""
         timeout = self.check.timeout
         status, text = await self._transport.get(upstream, "/v1/models", timeout)
         if status != 200:
@@ -131,8 +133,9 @@ class Health:
             raise UpstreamFailed(
                 f"upstream {upstream.id} is no OpenAI-compatible server: /v1/models is no list"
             ) from None
-        names = tuple(card.id for card in cards)
-        return names, bool(cards) and all(card.owned_by == OWNER for card in cards)
+        said = {card.id: card.cache_tokens for card in cards}
+        caches = {name: max(size, 0) if isinstance(size, int) else 0 for name, size in said.items()}
+        return caches, bool(cards) and all(card.owned_by == OWNER for card in cards)
 
     async def close(self) -> None:
         for task in self._tasks.values():

@@ -62,7 +62,7 @@ class Passage:
 
     @property
     def whole(self) -> bool:
-        """All has come, and its end with it, where that can be told."""
+        """All has come, its end with it; False where that cannot be told."""
         return self._answer.over and complete(self._job)
 
     def end(self) -> bytes:

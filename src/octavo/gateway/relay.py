@@ -162,7 +162,10 @@ class Relay:
                 continue
             if refused is not None and refused.headers.get("content-type", "").startswith(JSON):
                 return refused
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame
 
     async def _begun(self, job: RelayJob, lease: UpstreamLease) -> Begun:
         """What an upstream answers, or another, if the first says nothing for a while."""
@@ -330,6 +333,7 @@ class Relay:
                 error = e if isinstance(e, UpstreamFailed) else UpstreamFailed(
                     f"upstream {lease.upstream.id} sends what no server says"
                 )  # fmt: skip
+                error.__traceback__ = None  # it would hold this frame, which holds the error
             except BaseException:
                 lease.end()
                 raise
@@ -358,7 +362,10 @@ class Relay:
         assert job.follower is not None
         job.follower = Follower(job.follower.tokens)
         if not await self._again(job, lease, error, None):
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame
         job.failovers += 1
         if job.tokens:  # of weights that only its pool is known to have
             job.dealt = replace(job.dealt, only=lease.upstream.place.pool)

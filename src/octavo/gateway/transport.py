@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from urllib.parse import SplitResult, quote, urlsplit
 
 from octavo.gateway.connection import Sink, UpstreamConnection, head_of
@@ -20,7 +20,6 @@ MOST_WHOLE = 256 << 20  # bytes of an answer that is not streamed
 OWN = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # what the gateway itself lacks
 FAULTS = (OSError, TimeoutError, ValueError)  # no host, no certificate, no answer; no header
 SAFE = "/?&=%:+,;@!$'()*~-._[]"  # of a path and a query, as they are
-REMEMBERED = 256  # targets, which need not be quoted again
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class Answer:
 
     @property
     def over(self) -> bool:
-        """All of it has come and was read."""
+        """All of it has come, and was read."""
         return self._connection.ended and not self._connection.held
 
     def check(self) -> None:
@@ -156,12 +155,6 @@ def _split(url: str) -> SplitResult:
     return urlsplit(url)
 
 
-@lru_cache(REMEMBERED)
-def _quoted(target: str) -> str:
-    """A path and query as a request names them."""
-    return quote(target, SAFE)
-
-
 class Transport:
     """Connections to all upstreams."""
 
@@ -183,7 +176,7 @@ class Transport:
         place = f"{url.scheme}://{url.netloc}"
         connection: UpstreamConnection | None = None
         try:
-            target = _quoted(f"{url.path}{path}")
+            target = quote(f"{url.path}{path}", SAFE)
             head = head_of(method, target, {"host": url.netloc, **headers}, len(body))
             connection = self._kept.take(place) or await self._connect(url)
             connection.ask(head, body)

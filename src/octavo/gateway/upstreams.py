@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from octavo.balance.breaker import Breaker
 from octavo.balance.cost import Ask
 from octavo.balance.prefix_index import SentPrefixes
 from octavo.balance.router import Candidate, Router
+from octavo.gateway.body import BLOCK_TOKENS
 from octavo.gateway.upstream import Place, Upstream
 
 LOG = logging.getLogger("octavo.gateway")
@@ -137,13 +138,18 @@ class Upstreams:
         upstream.state = "draining"
         self.changed(upstream)
 
-    def up(self, upstream: Upstream, models: tuple[str, ...], own: bool) -> None:
-        """A probe was answered: the upstream serves these models."""
+    def up(self, upstream: Upstream, caches: Mapping[str, int], own: bool) -> None:
+        """A probe was answered: the upstream serves these models, with room for so many tokens in
+        their prefix caches, 0 where that is not known. After it was down they are empty."""
+        models = tuple(caches)
         if upstream.state != "up":
             LOG.info("upstream %s is up: %s", upstream.id, ", ".join(models) or "no model")
-        gone = [model for model in upstream.models if model not in models]
-        self._withdraw(upstream, gone)
+        kept = () if upstream.state == "down" else models
+        self._withdraw(upstream, [model for model in upstream.models if model not in kept])
         upstream.state, upstream.models, upstream.own, upstream.reason = "up", models, own, ""
+        for model, tokens in caches.items():
+            index = self._router(upstream.place.pool, model).index
+            index.resize(upstream.id, min(tokens // BLOCK_TOKENS, MOST_SENT))
         self.changed(upstream)
         self.freed()
 

@@ -366,6 +366,10 @@ async def watch(connections: Iterable[Any]) -> None:
     """Checks all connections once a second until it is cancelled."""
     while True:
         await asyncio.sleep(1)
-        now = time.monotonic()
-        for connection in list(connections):
-            connection.check(now)
+        _check_all(connections)
+
+
+def _check_all(connections: Iterable[Any]) -> None:
+    now = time.monotonic()
+    for connection in list(connections):
+        connection.check(now)

@@ -170,7 +170,8 @@ class RefusedRoute:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model, or an adapter of the model `parent`. served: None while it is not loaded."""
+    """A model, or an adapter of the model `parent`. served: None while it is not loaded.
+    cache_tokens: that its engines' KV caches have room for, 0 while they do not run."""
 
     name: str
     aliases: tuple[str, ...]
@@ -178,6 +179,7 @@ class ModelCard:
     state: str  # unloaded, loading, ready or unavailable
     parent: str | None = None
     served: ServedModel | None = None
+    cache_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Exchange:
     at_end: list[Callable[[], None]] = field(default_factory=list)  # gives back what it used
     work: asyncio.Task[None] | None = None  # goes on after the response, and is part of it
     direct: DirectWriter | None = None  # of its stream, if no layer looks at what is sent
-    final: bool = False  # the frame that its stream gives next is the last
+    final: bool = False  # what its stream still gives is sent with its end
 
     @property
     def seconds(self) -> float:
@@ -80,7 +80,7 @@ class Exchange:
                 give_back()
             except Exception as e:
                 LOG.error("after a request: %s", place(e))
-        self.at_end.clear()  # these and the writer hold it: cycles, in which its body would stay
+        self.at_end.clear()  # these, and the writer's request, hold it: its body would stay
         self.direct = None
 
     def failed(self, error: RequestError) -> None:

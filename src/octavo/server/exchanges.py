@@ -55,7 +55,8 @@ class Sender:
         if kind in BODIES:
             one.sent += len(message.get("body") or b"")
             self.complete = not message.get("more_body", False)
-            if not self.complete and one.streamed is None and one.usage and one.usage.first:
+            of_stream = one.final or not self.complete
+            if of_stream and one.streamed is None and one.usage and one.usage.first:
                 one.streamed = time.monotonic()
         elif kind in STARTS:
             self.started, one.status = True, message["status"]

@@ -137,12 +137,13 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send, one: Exchange) -> None:
-        more = True
+        last = b""
         async for frame in self.frames:
-            more = not one.final
-            await send({"type": "http.response.body", "body": frame, "more_body": more})
-        if more:
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if one.final:
+                last += frame
+            else:
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 async def started(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.backends.base import BLOCK
 from octavo.errors import InvalidValue
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import ModelCard
@@ -28,9 +29,12 @@ def _cards(entry: Entry) -> list[ModelCard]:
     if known is None:
         return []
     aliases, model = entry.aliases, entry.model
-    own = ModelCard(entry.name, aliases, known.created, entry.state, None, model)
+    room = 0 if model is None else model.client.stats.get("blocks", 0) * BLOCK
+    own = ModelCard(entry.name, aliases, known.created, entry.state, None, model, room)
     adapters = [
-        ModelCard(name, (), known.created, entry.state, entry.name, model and entry.called(name))
+        ModelCard(
+            name, (), known.created, entry.state, entry.name, model and entry.called(name), room
+        )
         for name in entry.adapters
     ]
     return [own, *adapters]

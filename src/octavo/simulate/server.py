@@ -149,7 +149,8 @@ class SimulatedServer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         if path == "/v1/models":
-            card = {"id": self._simulated.model, "object": "model", "owned_by": "octavo"}
+            card = {"id": self._simulated.model, "object": "model", "owned_by": "octavo",
+                    "cache_tokens": self._simulated.speed.cache}  # fmt: skip
             return await _reply(send, 200, json.dumps({"object": "list", "data": [card]}).encode())
         if path in ("/health", "/health/ready"):
             return await _reply(send, 200, self._state())

@@ -179,6 +179,7 @@ class Model(TypedDict):
     owned_by: str
     max_model_len: int | None
     parent: str | None
+    cache_tokens: int
     state: Literal["unloaded", "loading", "ready", "unavailable"]
 
 
