@@ -24,6 +24,7 @@ from octavo.server.sizes import SizeBounds
 class Client:
     ready = True
     adapters: list[str] = []
+    stats = {"blocks": 2}
 
 
 @dataclass

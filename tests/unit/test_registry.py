@@ -28,6 +28,7 @@ class Client:
         self.adapters = list(adapters)
         self.ready = True
         self.closed = 0
+        self.stats: dict[str, int] = {}
 
     async def close(self) -> None:
         self.closed += 1
