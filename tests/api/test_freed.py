@@ -28,8 +28,7 @@ from octavo.server.http_server import http_server
 from octavo.server.metrics import Metrics
 from octavo.server.timelines import Timelines
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
-from octavo.text.chat import template_source
-from tests.unit.fake_models import ScriptedClient, fake_model, registry
+from tests.unit.fake_models import ScriptedClient, fake_model, registry, template_of
 from tests.waiting import async_until
 
 CHAT = "/v1/chat/completions"
@@ -47,11 +46,8 @@ def tokenizer(smollm2: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def template(smollm2: Path, tokenizer: Tokenizer) -> Iterator[ChatTemplate]:
-    source = template_source(open_checkpoint(smollm2))
-    assert source is not None
-    made = ChatTemplate(source, tokenizer)
-    yield made
-    made.close()
+    with template_of(smollm2, tokenizer) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ import numpy as np
 import uvicorn
 from starlette.types import ASGIApp
 
+from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.pooling import Pooling
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import Ended, Pooled, Times, Token, TokenEvent
@@ -38,6 +39,7 @@ from octavo.server.source import Fetch
 from octavo.server.store import Store
 from octavo.server.timelines import Timelines
 from octavo.text import ChatTemplate, Tokenizer
+from octavo.text.chat import template_source
 from tests import published
 from tests.waiting import until
 
@@ -107,6 +109,16 @@ def fake_model(
         defaults=SamplingParams(), vocabulary=len(tokenizer.bytes), context=context, created=7,
         task=task, pooling=Pooling("mean", True),
     )  # fmt: skip
+
+
+@contextmanager
+def template_of(model: Path, tokenizer: Tokenizer) -> Iterator[ChatTemplate]:
+    """The chat template of a model file, which must have one."""
+    source = template_source(open_checkpoint(model))
+    assert source is not None
+    made = ChatTemplate(source, tokenizer)
+    yield made
+    made.close()
 
 
 def registry(*models: ServedModel) -> Registry:

@@ -24,8 +24,7 @@ from octavo.generate.prepare import prepare
 from octavo.server import runner
 from octavo.server.guard import Access
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
-from octavo.text.chat import template_source
-from tests.unit.fake_models import Listener, ScriptedClient, fake_model, listening
+from tests.unit.fake_models import Listener, ScriptedClient, fake_model, listening, template_of
 from tests.waiting import until
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -38,11 +37,8 @@ def tokenizer(smollm2: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def template(smollm2: Path, tokenizer: Tokenizer) -> Iterator[ChatTemplate]:
-    source = template_source(open_checkpoint(smollm2))
-    assert source is not None
-    made = ChatTemplate(source, tokenizer)
-    yield made
-    made.close()
+    with template_of(smollm2, tokenizer) as made:
+        yield made
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ class ReplicaPrefixes:
             self._toggle(gone, 1 << self._slots[replica])
 
     def resize(self, replica: str, limit: int) -> None:
-        """A replica has room for so many blocks, as is heeded once it stores some; 0: as any."""
+        """Limits a replica to so many blocks, once it stores the next; 0: to the limit of all."""
         if limit:
             self._limits[replica] = limit
         else:

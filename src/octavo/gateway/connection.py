@@ -71,7 +71,7 @@ class UpstreamConnection(asyncio.Protocol):
         return self._waiter
 
     def forget(self) -> None:
-        """Who has read is not held until the next request."""
+        """Lets go of who has read the last answer."""
         self._sink = None
         if self._waiter is not None and self._waiter.done():
             self._waiter = None

@@ -8,7 +8,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 class DirectWriter:
-    """Writes parts of the answer to one request with its socket's `write`. It skips all layers
+    """Writes parts of the answer to one request with its transport's `write`. It skips all layers
     between, so it is for answers that have begun, and that none of those wants to see."""
 
     def __init__(self, cycle: RequestResponseCycle, write: Callable[[bytes], None]) -> None:
