@@ -24,13 +24,14 @@ from itertools import accumulate, count
 
 from octavo.balance.chain import chain
 from octavo.balance.cost import Ask
-from octavo.balance.prefix_index import SentPrefixes
+from octavo.balance.prefix_index import ReplicaPrefixes
 from octavo.balance.replica import Replica
 from octavo.balance.router import Router
 from octavo.gateway.body import BLOCK_TOKENS as GATEWAY_BLOCK
 from octavo.gateway.body import Relayed, read_outline
 from octavo.gateway.upstream import DEFAULT, Place
-from octavo.gateway.upstreams import MOST_SENT, Upstreams
+from octavo.gateway.upstream_cache import MOST_SENT
+from octavo.gateway.upstreams import Upstreams
 from octavo.simulate.engine import BLOCK_TOKENS, SimulatedEngine, SimulatedRequest, Speed
 
 SPEED = Speed(prefill=2000, step=0.02, slots=16, chunk=512, cache=65_536)
@@ -94,7 +95,7 @@ class Simulation:
 
     def __init__(self, way: str, replicas: int) -> None:
         policy, tokens = way.partition(", ")[0], WAYS[way]
-        self._sent = None if tokens is None else SentPrefixes(tokens // BLOCK_TOKENS)
+        self._sent = None if tokens is None else ReplicaPrefixes(tokens // BLOCK_TOKENS)
         self._router = Router(policy, self._sent)
         self._servers = {str(i): Server(str(i)) for i in range(replicas)}
         for server in self._servers.values():

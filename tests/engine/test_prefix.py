@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.backends.base import BLOCK
+from octavo.client.cached_prompts import CachedPrompts
+from octavo.engine.block_changes import BlockChanges
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.kv import KVCache, KVState
 from octavo.engine.prefix import Match, PrefixIndex
@@ -211,6 +213,66 @@ def test_evicts_what_the_definition_evicts(seed: int, count: int) -> None:
     left = [both[0].allocate() for _ in range(count)]
     assert [both[1].allocate() for _ in range(count)] == left and None not in left
     assert len(both[0]) == 0
+
+
+def whole_blocks(index: PrefixIndex, tokens: list[int]) -> list[int]:
+    """The whole blocks that are known of a prompt; each has one more reference."""
+    match = index.match(tokens, "")
+    index.free([] if match.partial_block is None else [match.partial_block])
+    return match.blocks
+
+
+def compute(
+    index: PrefixIndex, name: str, prompt: list[int], text: list[int], ends: list[int]
+) -> None:
+    """What a request does, whose `text` begins with its prompt: its blocks are known from one end
+    to the next, as far as there are any."""
+    blocks = whole_blocks(index, text[:-1])
+    known = len(blocks)
+    while len(blocks) * BLOCK < len(text) and (block := index.allocate()) is not None:
+        blocks.append(block)
+    for end in ends:
+        if known * BLOCK < end <= len(blocks) * BLOCK:
+            index.insert(text, blocks, "", end, known, index.prompt(name, len(prompt)))
+            known = end // BLOCK
+    index.free(blocks)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.integers(6, 24))
+def test_what_is_told_of_prompts_is_what_is_held(seed: int, count: int) -> None:
+    """Requests come, some of prompts that others had, end early or go on to texts of their own;
+    what is held of older ones is evicted."""
+    rng, index = random.Random(seed), PrefixIndex(BlockAllocator(count))
+    index.changes = BlockChanges()
+    told, prompts = CachedPrompts(), dict[str, list[int]]()
+    for number in range(40):
+        prompt = [token for token in rng.choices((1, 2), k=4) for _ in range(BLOCK)]
+        prompt = prompt[: rng.randrange(1, len(prompt))]
+        if prompts and rng.random() < 0.3:
+            prompt = rng.choice(list(prompts.values()))
+        text = [*prompt, *[100 + number] * rng.randrange(2 * BLOCK)]
+        ends = sorted(rng.choices(range(1, len(text) + 1), k=3))
+        prompts[str(number)] = prompt
+        compute(index, str(number), prompt, text, ends)
+        told.take(index.changes.take()[2])
+        for one in prompts.values():
+            held = whole_blocks(index, one)
+            index.free(held)
+            shared = (
+                min(p.cached, longest_common(one, [prompts[p.id]]) // BLOCK * BLOCK) for p in told
+            )
+            assert max(shared, default=0) == len(held) * BLOCK
+    index.clear()
+    told.take(index.changes.take()[2])
+    assert not list(told) and index.changes.take() == ([], [], [])
+
+
+def test_nothing_is_told_where_nobody_asks() -> None:
+    index = PrefixIndex(BlockAllocator(1))
+    assert index.prompt("a", 1) is None
+    index.changes = BlockChanges()
+    assert index.prompt("", 1) is None and index.prompt("a", 1) is not None
 
 
 def lines_of(call: Callable[[], object]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from octavo.balance.chain import chain, text_chain
 from octavo.balance.cost import Ask, cost
 from octavo.balance.policies import POLICIES, Random
-from octavo.balance.prefix_index import ReplicaMatch, ReplicaPrefixes, SentPrefixes
+from octavo.balance.prefix_index import ReplicaMatch, ReplicaPrefixes
 from octavo.balance.replica import Replica
 from octavo.balance.router import Router, Sessions
 
@@ -43,20 +44,37 @@ def test_a_block_is_known_with_all_that_is_before_it() -> None:
 
 
 class NaiveIndex:
-    """What PrefixIndex has to say, from plain sets."""
+    """What PrefixIndex has to say, from plain counts of who holds a block."""
 
     def __init__(self) -> None:
-        self.held: dict[str, set[int]] = {}
+        self.held: dict[str, Counter[int]] = {name: Counter() for name in REPLICAS}
+
+    def step(self, kind: str, replica: str, blocks: list[int]) -> None:
+        held = self.held[replica]
+        for block in blocks:
+            if kind == "stored":
+                held[block] = max(held[block], 1)
+            elif kind == "removed":
+                del held[block]
+            elif kind == "hold":
+                held[block] += 1
+            elif kind == "release" and held[block] > 1:
+                held[block] -= 1
+            elif kind == "release":
+                del held[block]
+        if kind == "gone":
+            held.clear()
 
     def blocks(self, replica: str, prompt: list[int]) -> int:
-        held = self.held.get(replica, set())
+        held = self.held[replica]
         return next((i for i, block in enumerate(prompt) if block not in held), len(prompt))
 
 
 REPLICAS = [f"r{i}" for i in range(5)]
 BLOCKS = st.lists(st.integers(0, 12), max_size=8)
+KINDS = ["stored", "removed", "hold", "release", "gone"]
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["stored", "removed", "gone"]), st.sampled_from(REPLICAS), BLOCKS),
+    st.tuples(st.sampled_from(KINDS), st.sampled_from(REPLICAS), BLOCKS),
     max_size=40,
 )
 
@@ -67,18 +85,13 @@ def test_the_index_says_what_a_naive_one_does(
 ) -> None:
     index, naive = ReplicaPrefixes(), NaiveIndex()
     for kind, replica, blocks in steps:
-        held = naive.held.setdefault(replica, set())
-        if kind == "stored":
-            index.stored(replica, blocks)
-            held.update(blocks)
-        elif kind == "removed":
-            index.removed(replica, blocks)
-            held.difference_update(blocks)
-        else:
+        naive.step(kind, replica, blocks)
+        if kind == "gone":
             index.remove_replica(replica)
-            held.clear()
+        else:
+            getattr(index, kind)(replica, blocks)
     assert len(index) == len(set().union(*naive.held.values()))
-    assert [index.held(r) for r in REPLICAS] == [len(naive.held.get(r, ())) for r in REPLICAS]
+    assert [index.held(r) for r in REPLICAS] == [len(naive.held[r]) for r in REPLICAS]
     for prompt in prompts:
         match = index.match(prompt)
         expected = {r: naive.blocks(r, prompt) for r in REPLICAS}
@@ -103,7 +116,7 @@ def test_the_index_is_bounded_and_leaves_nothing_behind() -> None:
 
 
 def test_what_was_sent_last_is_remembered_beginnings_longest() -> None:
-    index = SentPrefixes(limit=4)
+    index = ReplicaPrefixes(limit=4)
     index.sent("a", [1, 2, 3])
     index.sent("a", [1, 5, 6])
     assert index.match([1, 5, 6]).blocks("a") == 3
@@ -111,7 +124,7 @@ def test_what_was_sent_last_is_remembered_beginnings_longest() -> None:
     index.sent("a", [9, 10])
     assert index.match([9, 10]).blocks("a") == 2
     assert index.match([1, 2]).blocks("a") == 1
-    empty = SentPrefixes()
+    empty = ReplicaPrefixes()
     assert Router(index=empty).index is empty
 
 

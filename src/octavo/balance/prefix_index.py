@@ -55,14 +55,16 @@ class ReplicaMatch:
 
 
 class ReplicaPrefixes:
-    """Blocks as engines say that they store and remove them. limit: blocks of a replica, beyond
-    which those stored longest ago are forgotten, where `resize` has not said otherwise."""
+    """Blocks as engines say that they store and remove them, or for as long as prompts hold them.
+    limit: blocks of a replica, beyond which those stored longest ago are forgotten, where `resize`
+    has not said otherwise."""
 
     def __init__(self, limit: int = MOST_BLOCKS) -> None:
         self._limit = limit
         self._limits: dict[str, int] = {}  # of replicas that have one of their own
         self._holders: dict[int, int] = {}  # bitmaps by block
-        self._held: dict[str, OrderedDict[int, None]] = {}  # blocks by replica
+        # blocks by replica, each with how many prompts hold it; 1 if it is known otherwise
+        self._held: dict[str, OrderedDict[int, int]] = {}
         self._slots: dict[str, int] = {}
         self._names: list[str] = []  # by slot, "" where one is free
         self._generation = 0
@@ -82,7 +84,7 @@ class ReplicaPrefixes:
             if block in held:
                 held.move_to_end(block)
             else:
-                held[block] = None
+                held[block] = 1
                 new.append(block)
         self._toggle(new, bit)
         over = len(held) - self._limits.get(replica, self._limit)
@@ -95,6 +97,30 @@ class ReplicaPrefixes:
             for block in gone:
                 del held[block]
             self._toggle(gone, 1 << self._slots[replica])
+
+    def sent(self, replica: str, blocks: Sequence[int]) -> None:
+        """A replica that says nothing was sent a prompt of these blocks: it may hold them. Caches
+        forget the ends of prompts before their beginnings, and so does this."""
+        self.stored(replica, reversed(blocks))
+
+    def hold(self, replica: str, blocks: Iterable[int]) -> None:
+        """A replica holds these blocks of a prompt until that is to `release` them."""
+        bit, held, new = 1 << self._slot(replica), self._held[replica], []
+        for block in blocks:
+            if not (count := held.get(block, 0)):
+                new.append(block)
+            held[block] = count + 1
+        self._toggle(new, bit)
+
+    def release(self, replica: str, blocks: Iterable[int]) -> None:
+        """A prompt does not hold these blocks any more; others may."""
+        held, gone = self._held.get(replica, OrderedDict[int, int]()), []
+        for block in blocks:
+            if (count := held.get(block, 0)) > 1:
+                held[block] = count - 1
+            elif count:
+                gone.append(block)
+        self.removed(replica, gone)
 
     def resize(self, replica: str, limit: int) -> None:
         """Limits a replica to so many blocks, once it stores the next; 0: to the limit of all."""
@@ -158,14 +184,3 @@ class ReplicaPrefixes:
                 self._holders[block] = after
             else:
                 del self._holders[block]
-
-
-class SentPrefixes(ReplicaPrefixes):
-    """What replicas that say nothing may hold: the blocks that they were sent last, `limit` each.
-
-    Caches forget the ends of prompts before their beginnings, and so does this.
-    """
-
-    def sent(self, replica: str, blocks: Sequence[int]) -> None:
-        """A replica was sent a prompt of these blocks."""
-        self.stored(replica, reversed(blocks))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
+from octavo.client.cached_prompts import CachedPrompts
 from octavo.engine.events import TokenEvent
 from octavo.engine.request import Request
 
@@ -42,6 +43,11 @@ class EngineClient(Protocol):
     @property
     def pid(self) -> int | None:
         """The process that computes; None while there is none on this host."""
+        ...
+
+    @property
+    def caches(self) -> Sequence[CachedPrompts]:
+        """What is in the prefix caches of its engines, of those that tell."""
         ...
 
     def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:

@@ -69,7 +69,7 @@ class EngineProcess:
         self._frames: FrameBuffer[ToEngine] = FrameBuffer(ToEngine)
         self._loaded: tuple[OpenModel, Executable, Plan] | None = None
         self._engine: Engine | None = None
-        self._changes: BlockChanges | None = None  # where they are told
+        self._changes = BlockChanges()
         self._profiled: tuple[Executable, Plan] | None = None  # of the engine
         self._profiler: EngineProfiler | None = None  # while it runs
         self._heart: threading.Thread | None = None
@@ -120,7 +120,6 @@ class EngineProcess:
         executable = load_executable(model, plan, lambda n: self.send(Loading(n)))
         check_unchanged(message.files)  # what was read while it was being written
         self._loaded = model, executable, plan
-        self._changes = BlockChanges() if message.tell_blocks else None
 
     def finish(self, table: TokenTable) -> None:
         """Makes an engine of what has been loaded. Raises OctavoError."""
@@ -229,8 +228,7 @@ class EngineProcess:
 
     def _tell(self, engine: Engine, events: list[TokenEvent]) -> None:
         """Tells the front what a step gave, and the engine's counts."""
-        changes = self._changes.take() if self._changes is not None else ([], [])
-        made = Events(events, dataclasses.asdict(engine.stats()), *changes)
+        made = Events(events, dataclasses.asdict(engine.stats()), *self._changes.take())
         for data in event_frames(made):
             self._write(data)
 

@@ -6,13 +6,14 @@ import asyncio
 import os
 import threading
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from octavo.client.cached_prompts import CachedPrompts
 from octavo.engine.engine import Engine
 from octavo.engine.events import TokenEvent, ends
 from octavo.engine.request import Request
@@ -81,6 +82,10 @@ class InProcessClient:
         Raises EngineFailed once the engine is closed.
         """
         return await asyncio.wrap_future(self._call(Engine.stats))
+
+    @property
+    def caches(self) -> Sequence[CachedPrompts]:
+        return ()
 
     @property
     def pid(self) -> int | None:

@@ -13,6 +13,7 @@ from octavo import errors
 from octavo.checkpoint.identity import FileState, check_unchanged
 from octavo.client.adapter_table import Adapter, AdapterTable
 from octavo.client.base import Overseer
+from octavo.client.cached_prompts import CachedPrompts
 from octavo.client.link import EngineLink
 from octavo.client.load import DEFAULT_QUEUE, Load, QueueLimits, known
 from octavo.client.protocol import (
@@ -67,14 +68,12 @@ class EngineProcessClient:
         mmproj: str = "none",
     ) -> None:
         self._path, self._mmproj = path, mmproj
-        self._name = name
-        self._plan = plan
+        self._name, self._plan = name, plan
         self._files = dict(files or {})
         self._module = module
         self._table: TokenTable | None = None
         self.vocabulary = vocabulary
-        self._queue = queue
-        self._progress = progress
+        self._queue, self._progress = queue, progress
         self._replay = Replay()
         self._adapters = AdapterTable()
         self._one_at_a_time = asyncio.Lock()
@@ -87,6 +86,7 @@ class EngineProcessClient:
         self._engines = 0  # that have been ready
         self._unstarted = self._futile = 0  # in a row that have not been; that computed nothing
         self.overseer: Overseer | None = None
+        self.caches = (CachedPrompts(),)
         self._stats: dict[str, int] = {}
         self.isa = ""
 
@@ -193,8 +193,7 @@ class EngineProcessClient:
             await asyncio.to_thread(check_unchanged, self._files)
         link = self.link = self.link or EngineLink(spawn(self._name, self._module))
         await link.open()
-        told = self.overseer is not None
-        link.send(Start(self._path, self._plan, self._files, self._mmproj, told))
+        link.send(Start(self._path, self._plan, self._files, self._mmproj))
         if self._table is not None:
             link.send(Vocabulary(self._table))
         self._tasks = [asyncio.create_task(self._watch(link))]
@@ -210,6 +209,7 @@ class EngineProcessClient:
         """Ends what is left of an engine, and finds out what it died of."""
         link, self.link = self.link, None
         self._stats = {}
+        self.caches[0].clear()
         if link is None:
             return
         self._enter("ending")
@@ -301,6 +301,7 @@ class EngineProcessClient:
             self._futile = 0
         if self.overseer is not None and (message.stored or message.removed):
             self.overseer.told(self, message.stored, message.removed)
+        self.caches[0].take(message.prompts)
         for event in message.events:
             if stream := self._replay.find(event.id):
                 for each in stream.take(event):

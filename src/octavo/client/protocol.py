@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from octavo.checkpoint.identity import FileState
+from octavo.engine.block_changes import CachedPrompt
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import TokenEvent
 from octavo.engine.plan import Plan
@@ -27,7 +28,6 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     plan: Plan
     files: dict[str, FileState] = {}  # of the model, as they were when the plan was made
     mmproj: str = "none"  # the file with its image encoder
-    tell_blocks: bool = False  # of the prefix cache, as they come and go
 
 
 class Vocabulary(msgspec.Struct, frozen=True, tag=True):
@@ -102,12 +102,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 class Events(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Everything one step produced, and the engine's counts after it. stored, removed: blocks of
-    the prefix cache that came and went, where they are to be told."""
+    the prefix cache that came and went; prompts: those that they are of."""
 
     events: list[TokenEvent]
     stats: dict[str, int]
     stored: list[int] = []
     removed: list[int] = []
+    prompts: list[CachedPrompt] = []
 
 
 class Working(msgspec.Struct, frozen=True, tag=True):

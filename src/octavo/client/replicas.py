@@ -20,6 +20,7 @@ from octavo.balance.cost import Ask
 from octavo.balance.replica import Replica, State
 from octavo.balance.router import Router
 from octavo.client.base import EngineClient
+from octavo.client.cached_prompts import CachedPrompts
 from octavo.client.process import EngineProcessClient
 from octavo.client.replay import SUSPECT, Stream
 from octavo.client.routes import Routes
@@ -166,6 +167,10 @@ class Replicas:
             measured.update(name for name in MEANS if client.stats.get(name))
         means = {name: total[name] // measured[name] for name in measured}
         return dict(total) | means
+
+    @property
+    def caches(self) -> Sequence[CachedPrompts]:
+        return [cache for client in self._clients for cache in client.caches]
 
     # -- requests -------------------------------------------------------------------------------
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import msgspec
+
+from octavo.backends.base import BLOCK
 from octavo.balance.chain import root
 
 
@@ -12,29 +17,76 @@ def salt_root(salt: str) -> int:
     return root(own if end else salt)
 
 
+class CachedPrompt(msgspec.Struct, frozen=True):
+    """How much of a prompt is in a prefix cache. id: of its request, as its sender calls it;
+    tokens: of the prompt; cached: leading ones that are held. last: none of the blocks that came
+    with it are left, so that no more will be told of it; what is held came with others."""
+
+    id: str
+    tokens: int
+    cached: int
+    last: bool
+
+
+@dataclass(eq=False, slots=True)
+class PromptBlocks:
+    """The whole blocks of a prompt that came with its request. count: there are so many; end:
+    of the prompt's blocks, these are the last that are held."""
+
+    id: str
+    tokens: int
+    count: int = 0
+    end: int = 0
+
+    @property
+    def told(self) -> CachedPrompt:
+        return CachedPrompt(self.id, self.tokens, self.end * BLOCK, not self.count)
+
+
 class BlockChanges:
     """The whole blocks that a prefix index has stored, and those that it has removed, since they
-    were taken last. A block that came and went meanwhile is neither."""
+    were taken last, and the prompts they are of. A block that came and went meanwhile is neither.
+    """
 
     def __init__(self) -> None:
         self._stored: dict[int, None] = {}  # in their order
         self._removed: dict[int, None] = {}
+        self._prompts: dict[tuple[str, int], PromptBlocks] = {}  # that have blocks, or may get some
+        self._changed: dict[PromptBlocks, None] = {}
 
-    def store(self, block: int) -> None:
+    def prompt(self, id: str, tokens: int) -> PromptBlocks:
+        """A prompt whose blocks may come: the same one for all choices of a request."""
+        return self._prompts.get((id, tokens)) or PromptBlocks(id, tokens)
+
+    def store(self, block: int, prompt: PromptBlocks | None, number: int) -> None:
+        """A block has come. prompt: that it came with; number: of the block in it, from 1."""
         if block in self._removed:
             del self._removed[block]
         else:
             self._stored[block] = None
+        if prompt is not None:
+            prompt.count, prompt.end = prompt.count + 1, number
+            self._prompts[prompt.id, prompt.tokens] = prompt
+            self._changed[prompt] = None
 
-    def remove(self, block: int) -> None:
+    def remove(self, block: int, prompt: PromptBlocks | None, number: int) -> None:
+        """A block has gone, as those after it have."""
         if block in self._stored:
             del self._stored[block]
         else:
             self._removed[block] = None
+        if prompt is not None:
+            prompt.count, prompt.end = prompt.count - 1, number - 1
+            self._changed[prompt] = None
 
-    def take(self) -> tuple[list[int], list[int]]:
-        """What was stored and what was removed."""
-        taken = list(self._stored), list(self._removed)
+    def take(self) -> tuple[list[int], list[int], list[CachedPrompt]]:
+        """What was stored, what was removed, and the prompts of which that was."""
+        told = [prompt.told for prompt in self._changed]
+        for one in told:
+            if one.last:
+                del self._prompts[one.id, one.tokens]
+        taken = list(self._stored), list(self._removed), told
         self._stored.clear()
         self._removed.clear()
+        self._changed.clear()
         return taken

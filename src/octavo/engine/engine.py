@@ -124,10 +124,10 @@ class Engine:
             slot, key = self.adapters.acquire(request.adapter)
         images = self._images.place(request) if self._images else ()
         ranges = tuple(image.range for image in images)
-        kv = KVState(list(request.prompt), request.salt + key, images=ranges)
-        sampling = SamplingState(
-            request.params, kv.tokens, len(request.prompt), self._vocabulary, self._eos
-        )
+        size = len(request.prompt)
+        told = self.index.prompt(request.origin, size)
+        kv = KVState(list(request.prompt), request.salt + key, images=ranges, prompt=told)
+        sampling = SamplingState(request.params, kv.tokens, size, self._vocabulary, self._eos)
         now, arrival = self._clock(), next(self._arrivals)
         return Sequence.of(request, arrival, now, self.context, kv, sampling, slot, images)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from octavo.backends.base import BLOCK
+from octavo.engine.block_changes import PromptBlocks
 from octavo.engine.prefix import Match, PrefixIndex
 
 CopyBlock = Callable[[int, int], None]
@@ -32,7 +33,8 @@ class KVState:
     tokens: prompt and generated tokens. computed: how many of them have keys and values in
     `blocks`. indexed: leading blocks that the prefix index knows. cached: prompt tokens found in
     the prefix cache at the first admission, None before. salt: prefixes are shared only between
-    sequences of the same salt. images: which tokens stand for images.
+    sequences of the same salt. images: which tokens stand for images. prompt: what is told of the
+    blocks of the prompt, if anything is.
     """
 
     tokens: list[int]
@@ -42,6 +44,7 @@ class KVState:
     indexed: int = 0
     cached: int | None = None
     images: tuple[ImageRange, ...] = ()
+    prompt: PromptBlocks | None = None
 
     @property
     def keys(self) -> list[int]:
@@ -198,4 +201,4 @@ class KVCache:
 
     def _insert(self, kv: KVState, tokens: int) -> None:
         if self.prefix_caching:
-            self.index.insert(kv.keys, kv.blocks, kv.salt, tokens, kv.indexed)
+            self.index.insert(kv.keys, kv.blocks, kv.salt, tokens, kv.indexed, kv.prompt)

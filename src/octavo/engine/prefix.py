@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from octavo.backends.base import BLOCK
 from octavo.balance.chain import link
-from octavo.engine.block_changes import BlockChanges, salt_root
+from octavo.engine.block_changes import BlockChanges, PromptBlocks, salt_root
 from octavo.engine.blocks import BlockAllocator
 
 CANDIDATES = 64  # children looked at for a partial match
@@ -46,6 +46,8 @@ class _Node:
     parent: _Node | None
     salt: str = ""  # of a root
     number: int = 0  # of the chain up to here, if the block is full
+    depth: int = 0  # blocks up to here
+    prompt: PromptBlocks | None = None  # that it came with
     children: dict[Tokens, _Node] = field(default_factory=dict)
     by_first: dict[int, dict[Tokens, _Node]] = field(default_factory=dict)
 
@@ -69,6 +71,10 @@ class PrefixIndex:
         self._node_of: dict[int, _Node] = {}
         self._idle: OrderedDict[int, _Node] = OrderedDict()  # by block; freed first comes first
         self.changes: BlockChanges | None = None
+
+    def prompt(self, id: str, tokens: int) -> PromptBlocks | None:
+        """What is told of a prompt's blocks; None: nobody wants to know."""
+        return self.changes.prompt(id, tokens) if self.changes is not None and id else None
 
     @property
     def capacity(self) -> int:
@@ -115,11 +121,13 @@ class PrefixIndex:
         return Match(blocks[:-1], best.block, length)
 
     def insert(
-        self, tokens: Sequence[int], blocks: list[int], salt: str, count: int, known: int = 0
-    ) -> None:
+        self, tokens: Sequence[int], blocks: list[int], salt: str, count: int, known: int = 0,
+        prompt: PromptBlocks | None = None,
+    ) -> None:  # fmt: skip
         """Records that `blocks` hold the keys and values of the first `count` of `tokens`.
 
         The last of those blocks may be partly full. known: leading blocks that are in the index.
+        prompt: which `tokens` begin with, if what becomes of its blocks is to be told.
         Where an equal block is known already, the entry of `blocks` is replaced by that one: equal
         tokens at equal positions have equal keys and values, bit for bit.
         """
@@ -133,11 +141,13 @@ class PrefixIndex:
             if child is None:
                 if block in self._node_of:  # known as partly filled; it has more tokens now
                     self._remove(self._node_of[block])
-                child = _Node(edge, block, node)
+                child = _Node(edge, block, node, depth=i + 1)
                 if len(edge) == BLOCK:
                     child.number = link(node.number, edge)
+                    if prompt is not None and child.depth * BLOCK <= prompt.tokens:
+                        child.prompt = prompt
                     if self.changes is not None:
-                        self.changes.store(child.number)
+                        self.changes.store(child.number, child.prompt, child.depth)
                 node.children[edge] = child
                 node.by_first.setdefault(edge[0], {})[edge] = child
                 self._node_of[block] = child
@@ -200,5 +210,5 @@ class PrefixIndex:
             del parent.by_first[node.tokens[0]]
         del self._node_of[node.block]
         if self.changes is not None and len(node.tokens) == BLOCK:
-            self.changes.remove(node.number)
+            self.changes.remove(node.number, node.prompt, node.depth)
         self._allocator.free(node.block)

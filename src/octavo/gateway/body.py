@@ -82,7 +82,7 @@ def _number(raw: Raw, otherwise: int | None) -> int | None:
 @dataclass(frozen=True)
 class Relayed:
     """A request as it is passed on. path: the route's; target: with what it was asked for. keeper:
-    the only upstream that can answer it, "" for any."""
+    the only upstream that can answer it, "" for any. id: as upstreams are told it."""
 
     path: str
     target: str
@@ -91,6 +91,7 @@ class Relayed:
     salt: str = ""
     session: str = ""
     keeper: str = ""
+    id: str = ""
 
     @property
     def stream(self) -> bool:
@@ -117,7 +118,7 @@ class Relayed:
         """What routing has to know of it."""
         outline = self.outline
         blocks = text_chain(outline.text, PREFIX_BYTES, self.salt)
-        return Ask(outline.tokens, blocks, BLOCK_TOKENS, 0, self.session)
+        return Ask(outline.tokens, blocks, BLOCK_TOKENS, 0, self.session, id=self.id)
 
     def resume(self) -> Resume | None:
         """How its stream begins at a server that can go on with another's; None: it cannot."""

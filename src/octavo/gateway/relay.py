@@ -92,7 +92,7 @@ class Relay:
         target = f"{path}?{query}" if query else path
         session = given.get(SESSION, "")
         name = "" if at is None else at.id
-        asked = Relayed(path, target, body, outline, sender.salt, session, name)
+        asked = Relayed(path, target, body, outline, sender.salt, session, name, one.id)
         passed_on = onward(given, one.id, self.guarded)
         job = RelayJob(asked, passed_on, dealt, Usage(began=one.began), asked.resume())
         one.usage, one.operation = job.usage, asked.operation

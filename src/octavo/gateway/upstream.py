@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from octavo.balance.breaker import Breaker
 from octavo.balance.replica import Replica, State
 from octavo.errors import UsageError
+from octavo.gateway.upstream_cache import UpstreamCache
 
 Cut = Callable[[str], None]  # ends a request or an answer; is told why
 UpstreamState = Literal["starting", "up", "draining", "down"]
@@ -83,6 +84,9 @@ class Upstream:
     misses: int = 0
     reason: str = ""  # why it is down
     cut: set[Cut] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.cache = UpstreamCache(self.id)
 
     @property
     def id(self) -> str:

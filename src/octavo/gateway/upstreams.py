@@ -9,22 +9,24 @@ from dataclasses import dataclass
 
 from octavo.balance.breaker import Breaker
 from octavo.balance.cost import Ask
-from octavo.balance.prefix_index import SentPrefixes
+from octavo.balance.prefix_index import ReplicaPrefixes
 from octavo.balance.router import Candidate, Router
-from octavo.gateway.body import BLOCK_TOKENS
 from octavo.gateway.upstream import Place, Upstream
+from octavo.gateway.upstream_cache import MOST_SENT, SentPrompt
 
 LOG = logging.getLogger("octavo.gateway")
 MEASURED = 64  # tokens of a prompt that tells how fast prompts are computed
-MOST_SENT = 1 << 16  # blocks of prompts that are remembered of each upstream
 
 
 class UpstreamLease:
-    """A request at an upstream, from before it is sent until its end; `end` may be called twice."""
+    """A request at an upstream, from before it is sent until its end; `end` may be called twice.
+    prompt: what is held of it there meanwhile."""
 
-    def __init__(self, upstreams: Upstreams, upstream: Upstream, ask: Ask) -> None:
+    def __init__(
+        self, upstreams: Upstreams, upstream: Upstream, ask: Ask, prompt: SentPrompt | None
+    ) -> None:
         self.upstream = upstream
-        self._upstreams, self._tokens = upstreams, ask.tokens
+        self._upstreams, self._tokens, self._prompt = upstreams, ask.tokens, prompt
         self._alone = not upstream.waiting  # no other prompt is before it
         self._began = time.monotonic()
         self._first: float | None = None
@@ -49,6 +51,7 @@ class UpstreamLease:
             return
         self._open = False
         up = self.upstream
+        up.cache.end(self._prompt)
         if self._first is None:
             up.waiting -= 1
             up.waiting_tokens -= self._tokens
@@ -133,6 +136,12 @@ class Upstreams:
             upstream.state = "down"
             self.freed()  # who waits for it alone has waited long enough
 
+    def listen(self, upstream: Upstream) -> None:
+        """An own upstream begins to tell what its prefix caches hold, with all that they do."""
+        pool = upstream.place.pool
+        routers = (self._routers.get((pool, model)) for model in upstream.models)
+        upstream.cache.listen([router.index for router in routers if router is not None])
+
     def drain(self, upstream: Upstream) -> None:
         """Sends an upstream nothing more; what it has goes on."""
         upstream.state = "draining"
@@ -148,8 +157,7 @@ class Upstreams:
         self._withdraw(upstream, [model for model in upstream.models if model not in kept])
         upstream.state, upstream.models, upstream.own, upstream.reason = "up", models, own, ""
         for model, tokens in caches.items():
-            index = self._router(upstream.place.pool, model).index
-            index.resize(upstream.id, min(tokens // BLOCK_TOKENS, MOST_SENT))
+            upstream.cache.resize(self._router(upstream.place.pool, model).index, tokens)
         self.changed(upstream)
         self.freed()
 
@@ -197,7 +205,7 @@ class Upstreams:
     def _router(self, pool: str, model: str) -> Router:
         key = pool, model
         if key not in self._routers:
-            self._routers[key] = Router(self._policy, SentPrefixes(MOST_SENT), self._clock)
+            self._routers[key] = Router(self._policy, ReplicaPrefixes(MOST_SENT), self._clock)
         return self._routers[key]
 
     @property
@@ -219,9 +227,8 @@ class Upstreams:
             return Selection(None)
         upstream = self._all[route.replica]
         upstream.breaker.begin()
-        if isinstance(router.index, SentPrefixes):
-            router.index.sent(upstream.id, ask.blocks)
-        lease = UpstreamLease(self, upstream, ask)
+        prompt = upstream.cache.begin(router.index, ask)
+        lease = UpstreamLease(self, upstream, ask, prompt)
         self.changed(upstream)
         return Selection(lease)
 

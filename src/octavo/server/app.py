@@ -22,6 +22,7 @@ from octavo.server.about import about
 from octavo.server.background import Background
 from octavo.server.batches import Batches
 from octavo.server.bodies import Bodies
+from octavo.server.cache_events import CacheEvents
 from octavo.server.cancel import cancel
 from octavo.server.dialect import (
     Dialect,
@@ -136,7 +137,7 @@ def _control(
     ]
     profile = ProfileRoute(registry, bodies).record
     found.append(Endpoint("/v1/profile", "POST", profile, ProfileBody, answer=TraceFile))
-    found += ReplicaRoutes(registry, bodies).table()
+    found += [*ReplicaRoutes(registry, bodies).table(), *CacheEvents(registry).table()]
     return [replace(one, handler=answering(one.handler)) for one in found]
 
 

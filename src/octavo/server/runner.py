@@ -212,7 +212,8 @@ class Runner:
         asked = replace(asked, salt=salt, tenant=salt, ttft=_wanted(request))
         asked = await while_connected(request.receive, self._media.read(asked, served))
         job = await asyncio.to_thread(prepare, asked, served)
-        job = replace(job, timeout=_left(one, job.timeout), ttft=_left(one, job.ttft))
+        timeout, ttft = _left(one, job.timeout), _left(one, job.ttft)
+        job = replace(job, timeout=timeout, ttft=ttft, origin=one.id)
         usage = Usage(prompt=job.prompt_tokens, images=job.image_tokens, began=one.began)
         one.usage = usage
         one.operation = "text_completion" if asked.messages is None else "chat"

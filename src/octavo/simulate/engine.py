@@ -126,9 +126,8 @@ class SimulatedEngine:
         self._running[job.id] = _Running(job, job.prompt - found, found)
 
     def _keep(self, blocks: Sequence[Hashable], done: SimulatedStep) -> None:
-        for block in blocks:
-            if block not in self._cache:
-                done.stored.append(block)
+        done.stored.extend(block for block in blocks if block not in self._cache)
+        for block in reversed(blocks):  # ends of prompts are forgotten before their beginnings
             self._cache[block] = None
             self._cache.move_to_end(block)
         while len(self._cache) * BLOCK_TOKENS > self.speed.cache:

@@ -1,0 +1,117 @@
+"""Tells what prefix caches hold of the prompts of requests, as that changes: `octavo gateway` sends
+requests where their beginnings are.
+
+    data: {"prompts":[{"id":"req_1","tokens":530,"cached":512,"last":false}]}
+
+A stream begins with all that is held. It says nothing of prompts: who sent one knows its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import suppress
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.client.cached_prompts import CachedPrompts
+from octavo.engine.block_changes import CachedPrompt
+from octavo.server.endpoint import Endpoint
+from octavo.server.guard import require_admin
+from octavo.server.http import EventStream, started
+from octavo.server.registry import Registry
+
+PATH = "/v1/cache/events"
+BEAT = 0.5  # seconds after which a stream shows that it is there
+AT_ONCE = 512  # prompts of an event
+encode = msgspec.json.Encoder().encode
+
+
+class CacheEvent(msgspec.Struct):
+    """Prompts of which more or less is held than before."""
+
+    prompts: Sequence[CachedPrompt]
+
+
+class CacheFeed:
+    """What one stream tells: of engines that come and go, the prompts that have changed."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._caches: list[CachedPrompts] = []
+        self._changed: dict[str, CachedPrompt] = {}  # since they were taken
+        self._news = asyncio.Event()
+
+    def _listen(self, prompts: Sequence[CachedPrompt]) -> None:
+        self._changed |= {one.id: one for one in prompts}
+        self._news.set()
+
+    def follow(self) -> None:
+        """Listens to the engines that there are, and not to those that were."""
+        clients = (entry.client for entry in self._registry if entry.client is not None)
+        caches = [cache for client in clients for cache in client.caches]
+        for cache in caches:
+            if cache not in self._caches:
+                cache.listeners.add(self._listen)
+                self._listen(list(cache))
+        for cache in self._caches:
+            if cache not in caches:
+                cache.listeners.discard(self._listen)
+                self._listen(list(cache))
+        self._caches = caches
+
+    def close(self) -> None:
+        """Listens to nobody."""
+        for cache in self._caches:
+            cache.listeners.discard(self._listen)
+
+    async def wait(self) -> None:
+        """Returns once something has changed, or after BEAT seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEAT):
+                await self._news.wait()
+
+    def take(self) -> Iterator[CachedPrompt]:
+        """What has changed: of a prompt that several engines hold, what the one has that holds the
+        most of it."""
+        changed, self._changed = self._changed, {}
+        self._news.clear()
+        for id, prompt in changed.items():
+            held = [one for cache in self._caches if (one := cache.get(id)) is not None]
+            if held:
+                yield max(held, key=lambda one: one.cached)
+            elif prompt.last:
+                yield prompt
+            else:  # its engine was unloaded
+                yield msgspec.structs.replace(prompt, cached=0, last=True)
+
+
+class CacheEvents:
+    """The handler of the stream, for admins."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def table(self) -> list[Endpoint]:
+        return [Endpoint(PATH, "GET", self.stream, media="text/event-stream", answer=CacheEvent)]
+
+    async def stream(self, request: Request) -> Response:
+        """What prefix caches hold, until the server or its client ends."""
+        require_admin(request.scope)
+        return EventStream(await started(self._frames()), "text/event-stream")
+
+    async def _frames(self) -> AsyncGenerator[bytes, None]:
+        yield b""
+        feed = CacheFeed(self._registry)
+        try:
+            while not self._registry.draining:
+                feed.follow()
+                changed = list(feed.take())
+                for at in range(0, len(changed), AT_ONCE):
+                    yield b"data: " + encode(CacheEvent(changed[at : at + AT_ONCE])) + b"\n\n"
+                yield b": \n\n"
+                await feed.wait()
+        finally:
+            feed.close()

@@ -1,0 +1,121 @@
+"""A gateway before a real engine knows what its prefix cache holds, also of what was evicted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.backends.base import BLOCK
+from octavo.gateway.body import BLOCK_TOKENS
+from tests.api.server import Server, serving
+from tests.waiting import until
+
+WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi".split()
+OPENING = 30  # tokens that the template begins every prompt with, at most
+
+
+@pytest.fixture(scope="module")
+def small(smollm2: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose cache holds a few prompts."""
+    log = tmp_path_factory.mktemp("caches") / "server.log"
+    with serving("smollm2", "--context", "1024", "--memory", "290MiB", log=log) as server:
+        yield server
+
+
+@pytest.fixture
+def gateway(small: Server, tmp_path: Path) -> Iterator[Server]:
+    with serving("--upstream", small.url, log=tmp_path / "gateway.log", does="gateway") as server:
+        until(lambda: tells(server))
+        yield server
+
+
+def tells(gateway: Server) -> bool:
+    status, text = gateway.get("/v1/upstreams")
+    return status == 200 and '"tells_cache":true' in text
+
+
+def body(group: int, number: int = 0) -> dict[str, Any]:
+    """Three quarters of the text are the same in a group."""
+    shared = " ".join(random.Random(group).choices(WORDS, k=300))
+    own = " ".join(random.Random(f"{group} {number}").choices(WORDS, k=100))
+    content = f"{shared}, of these and the following words: {own}"
+    messages = [{"role": "user", "content": content}]
+    return {"messages": messages, "max_tokens": 1, "temperature": 0}
+
+
+def guessed(gateway: Server, body: dict[str, Any]) -> float:
+    """The share of a prompt that the gateway takes to be cached."""
+    status, found = gateway.post("/v1/route/explain", body)
+    assert status == 200, found
+    (one,) = found["candidates"]
+    return float(one["cost"]["cached"] / found["prompt_tokens"])
+
+
+def found(server: Server, body: dict[str, Any]) -> tuple[int, int]:
+    """Tokens of a prompt, and those that were cached when it was asked."""
+    status, reply = server.post("/v1/chat/completions", body)
+    assert status == 200, reply
+    usage = reply["usage"]
+    return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_what_it_takes_to_be_cached_is(small: Server, gateway: Server) -> None:
+    """More groups than fit, so that some are evicted: what is told to be held is, to a block."""
+    status, text = small.get("/v1/models")
+    assert status == 200
+    groups = small.metric("octavo_kv_blocks") * BLOCK // 600 + 3
+    draw, shares = random.Random(4), []
+    for number in range(3 * int(groups)):
+        asked = body(draw.randrange(int(groups)), number)
+        guess = guessed(gateway, asked)
+        tokens, cached = found(gateway, asked)
+        shares.append(guess)
+        # a gateway rounds down to blocks of its own, an engine to the token, and it knows the
+        # template, which all prompts share
+        most = BLOCK_TOKENS * 4 * tokens / len(str(asked["messages"])) + BLOCK + OPENING
+        assert 0 <= cached - guess * tokens <= most, (number, guess, cached, tokens)
+    assert min(shares) == 0 and max(shares) > 0.6, "some were evicted, and some were not"
+
+
+def test_what_others_send_is_no_news_and_what_is_lost_is(small: Server, gateway: Server) -> None:
+    asked = body(1000)
+    found(small, asked)
+    assert guessed(gateway, asked) == 0, "of a request that it has not sent"
+    found(gateway, body(1001))
+    until(lambda: guessed(gateway, body(1001)) > 0.9)
+    small.engine().kill()
+    until(lambda: guessed(gateway, body(1001)) == 0)
+    until(lambda: small.get("/health/ready")[0] == 200)
+    found(gateway, body(1001))
+    until(lambda: guessed(gateway, body(1001)) > 0.9)
+
+
+def test_a_server_does_not_wait_for_who_listens(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    with serving("smollm2", "--context", "256", "--drain-timeout", "60", log=log) as server:
+        arguments = ("--upstream", server.url)
+        with serving(*arguments, log=tmp_path / "gateway.log", does="gateway") as gateway:
+            until(lambda: tells(gateway))
+            assert server.stop() == 0  # which waits for 40 s
+            until(lambda: not tells(gateway))
+
+
+def test_only_admins_are_told(tmp_path: Path) -> None:
+    """With another key a gateway goes by what it has sent."""
+    log = tmp_path / "server.log"
+    keys = ("--api-key", "one", "--admin-key", "two")
+    with serving("smollm2", "--context", "256", *keys, log=log) as server:
+        bearer = {"authorization": "Bearer one"}
+        assert server.get("/v1/cache/events", bearer)[0] == 403
+        asked = body(1) | {"messages": [{"role": "user", "content": "word " * 150}]}
+        for key, listens in (("one", False), ("two", True)):
+            arguments = ("--upstream", server.url, "--upstream-key", key)
+            log = tmp_path / f"{key}.log"
+            with serving(*arguments, log=log, does="gateway") as gateway:
+                found(gateway, asked)
+                until(lambda: guessed(gateway, asked) > 0.5)
+                until(lambda: tells(gateway) == listens)  # noqa: B023
