@@ -18,7 +18,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, count
 
@@ -30,7 +30,7 @@ from octavo.balance.router import Router
 from octavo.gateway.body import BLOCK_TOKENS as GATEWAY_BLOCK
 from octavo.gateway.body import Relayed, read_outline
 from octavo.gateway.upstream import DEFAULT, Place
-from octavo.gateway.upstream_cache import MOST_SENT
+from octavo.gateway.upstream_cache import MOST_SENT, SentPrompt, UpstreamCache
 from octavo.gateway.upstreams import Upstreams
 from octavo.simulate.engine import BLOCK_TOKENS, SimulatedEngine, SimulatedRequest, Speed
 
@@ -39,21 +39,29 @@ PREFIX, QUESTION, REPLY = 2048, 256, 64  # tokens
 GROUPS = 23  # for each replica: 72 % of its cache
 REQUESTS = 400  # for each replica
 SKEW = 0.7  # popularity of group n: 1 / n ** SKEW
-WAYS = {  # and how many tokens a cache is thought to hold of what was sent there; None: engines tell
-    "cost": None, "cost, size told": SPEED.cache, "cost, size unknown": MOST_SENT * GATEWAY_BLOCK,
-    "prefix-hash": None, "least-load": None, "round-robin": None, "random": None,
+# Ways, and what is known of caches: what engines tell of their blocks, or what gateways know of
+# Octavo's servers (how much of each prompt they hold), of others by what was sent there, and how
+# large they are.
+WAYS = {
+    "cost": "blocks", "cost, prompts": "prompts", "cost, sent": "size", "cost, sent, no size": "",
+    "prefix-hash": "", "least-load": "", "round-robin": "", "random": "",
 }  # fmt: skip
 
 
 @dataclass
 class Server:
-    """A replica in the simulation. waits: tokens to compute for jobs without a first token."""
+    """A replica in the simulation. waits: tokens to compute for jobs without a first token. sent:
+    what is held of the prompts of jobs that have not ended."""
 
     name: str
     engine: SimulatedEngine = field(default_factory=lambda: SimulatedEngine(SPEED))
     waits: dict[str, int] = field(default_factory=dict)
     running: set[str] = field(default_factory=set)
     busy: bool = False
+    sent: dict[str, SentPrompt | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cache = UpstreamCache(self.name)
 
     @property
     def figures(self) -> Replica:
@@ -94,12 +102,14 @@ class Simulation:
     """Requests at given times, until the last has ended."""
 
     def __init__(self, way: str, replicas: int) -> None:
-        policy, tokens = way.partition(", ")[0], WAYS[way]
-        self._sent = None if tokens is None else ReplicaPrefixes(tokens // BLOCK_TOKENS)
-        self._router = Router(policy, self._sent)
+        self._known = WAYS[way]
+        self._index = ReplicaPrefixes() if self._known == "blocks" else ReplicaPrefixes(MOST_SENT)
+        self._router = Router(way.partition(", ")[0], self._index)
         self._servers = {str(i): Server(str(i)) for i in range(replicas)}
         for server in self._servers.values():
             self._router.fleet.put(server.figures)
+            server.cache.tells = self._known == "prompts"
+            server.cache.resize(self._index, SPEED.cache if self._known == "size" else 0)
         self._came: dict[str, float] = {}
         self._ttft: list[float] = []
         self._found = self._given = 0
@@ -111,7 +121,7 @@ class Simulation:
         draw, now = random.Random(seed), 0.0
         for i, blocks in enumerate(made):
             now += draw.expovariate(rate) if rate < float("inf") else 0.0
-            self._at(now, SimulatedRequest(str(i), PREFIX + QUESTION, REPLY, blocks))
+            self._at(now, SimulatedRequest(str(i), PREFIX + QUESTION, REPLY, blocks, str(i)))
         end = 0.0
         while self._heap:
             end, _, what = heapq.heappop(self._heap)
@@ -126,12 +136,15 @@ class Simulation:
         heapq.heappush(self._heap, (when, next(self._serial), what))
 
     def _route(self, job: SimulatedRequest, now: float) -> None:
-        blocks = tuple(int(b) for b in job.blocks)  # type: ignore[call-overload]
-        route = self._router.choose(Ask(job.prompt, blocks, BLOCK_TOKENS, reply=REPLY))
+        ask = Ask(job.prompt, tuple(job.blocks), BLOCK_TOKENS, reply=REPLY, id=job.id)
+        if self._known != "blocks":  # a gateway's are larger
+            ratio = GATEWAY_BLOCK // BLOCK_TOKENS
+            ask = replace(ask, blocks=ask.blocks[ratio - 1 :: ratio], block=GATEWAY_BLOCK)
+        route = self._router.choose(ask)
         assert route is not None
         server = self._servers[route.replica]
-        if self._sent is not None:
-            self._sent.sent(server.name, blocks)
+        if self._known != "blocks":
+            server.sent[job.id] = server.cache.begin(self._index, ask)
         self._came[job.id] = now
         server.waits[job.id] = job.prompt - route.cost.cached
         server.engine.submit(job)
@@ -154,9 +167,13 @@ class Simulation:
                     server.running.add(job)
                     self._ttft.append(end - self._came[job])
             server.running.difference_update(done.finished)
-            if self._sent is None:
-                self._router.index.stored(server.name, (int(b) for b in done.stored))  # type: ignore[call-overload]
-                self._router.index.removed(server.name, (int(b) for b in done.removed))  # type: ignore[call-overload]
+            if self._known == "blocks":
+                self._index.stored(server.name, done.stored)
+                self._index.removed(server.name, done.removed)
+            elif self._known == "prompts":
+                server.cache.told(done.prompts)
+            for job in done.finished:
+                server.cache.end(server.sent.pop(job, None))
             self._router.fleet.put(server.figures)
             self._step(server, end)
 

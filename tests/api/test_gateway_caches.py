@@ -119,3 +119,17 @@ def test_only_admins_are_told(tmp_path: Path) -> None:
                 found(gateway, asked)
                 until(lambda: guessed(gateway, asked) > 0.5)
                 until(lambda: tells(gateway) == listens)  # noqa: B023
+
+
+def test_simulated_engines_tell_it_too(tmp_path: Path) -> None:
+    """The cache has room for one prompt: the second evicts the first."""
+    arguments = ("--cache", "720", "--prefill", "1000000")
+    with serving(*arguments, log=tmp_path / "simulated.log", does="simulate") as simulated:
+        upstream = ("--upstream", simulated.url)
+        with serving(*upstream, log=tmp_path / "gateway.log", does="gateway") as gateway:
+            until(lambda: tells(gateway))
+            for one, other in ((1, 2), (2, 1)):
+                status, _ = gateway.post("/v1/chat/completions", body(one))
+                assert status == 200
+                until(lambda: guessed(gateway, body(one)) > 0.9)  # noqa: B023
+                until(lambda: guessed(gateway, body(other)) < 0.5)  # noqa: B023

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import pytest
@@ -18,7 +19,7 @@ from octavo.gateway import upstream_cache
 from octavo.gateway.upstream import DEFAULT, Place
 from octavo.gateway.upstream_cache import UpstreamCache
 from octavo.gateway.upstreams import Upstreams
-from octavo.server.cache_events import CacheFeed
+from octavo.server.cache_events import CacheFeed, caches_of
 from octavo.server.registry import Registry
 
 # -- at a server ------------------------------------------------------------------------------
@@ -46,14 +47,16 @@ def test_a_feed_tells_all_and_then_what_changes() -> None:
     first, second = client.caches
     first.take([prompt("a", 32), prompt("b", 16)])
     registry.add("m", cast(EngineClient, client))
-    feed = CacheFeed(registry)
+    feed = CacheFeed(partial(caches_of, registry))
     assert told(feed) == {"a": (32, False), "b": (16, False)}
     assert told(feed) == {}
     first.take([prompt("a", 16), prompt("b", 0, last=True)])
     assert told(feed) == {"a": (16, False), "b": (0, True)}
     first.take([prompt("a", 48), prompt("a", 64)])
     assert told(feed) == {"a": (64, False)}, "the latest counts"
-    assert told(CacheFeed(registry)) == {"a": (64, False)}, "another begins with what is held"
+    assert told(CacheFeed(partial(caches_of, registry))) == {"a": (64, False)}, (
+        "another begins with what is held"
+    )
     feed.close()
     first.take([prompt("a", 0, last=True)])
     assert not list(feed.take()), "nobody is listened to"
@@ -63,7 +66,7 @@ def test_the_engine_that_holds_the_most_of_a_prompt_counts() -> None:
     registry, client = Registry(), Engines()
     first, second = client.caches
     registry.add("m", cast(EngineClient, client))
-    feed = CacheFeed(registry)
+    feed = CacheFeed(partial(caches_of, registry))
     first.take([prompt("a", 32)])
     second.take([prompt("a", 64)])
     assert told(feed) == {"a": (64, False)}
@@ -76,7 +79,7 @@ def test_the_engine_that_holds_the_most_of_a_prompt_counts() -> None:
 def test_what_is_unloaded_holds_nothing() -> None:
     registry, client = Registry(), Engines()
     registry.add("m", cast(EngineClient, client))
-    feed = CacheFeed(registry)
+    feed = CacheFeed(partial(caches_of, registry))
     client.caches[0].take([prompt("a", 32)])
     assert told(feed) == {"a": (32, False)}
     registry.remove("m")
@@ -88,7 +91,7 @@ def test_who_waits_hears_at_once() -> None:
     async def run() -> None:
         registry, client = Registry(), Engines()
         registry.add("m", cast(EngineClient, client))
-        feed = CacheFeed(registry)
+        feed = CacheFeed(partial(caches_of, registry))
         assert told(feed) == {}
         waiting = asyncio.create_task(feed.wait())
         await asyncio.sleep(0)

@@ -9,8 +9,9 @@ A stream begins with all that is held. It says nothing of prompts: who sent one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -36,11 +37,11 @@ class CacheEvent(msgspec.Struct):
 
 
 class CacheFeed:
-    """What one stream tells: of engines that come and go, the prompts that have changed."""
+    """What one stream tells: the prompts that have changed. find: the caches that there are now."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._caches: list[CachedPrompts] = []
+    def __init__(self, find: Callable[[], Sequence[CachedPrompts]]) -> None:
+        self._find = find
+        self._caches: Sequence[CachedPrompts] = ()
         self._changed: dict[str, CachedPrompt] = {}  # since they were taken
         self._news = asyncio.Event()
 
@@ -49,9 +50,8 @@ class CacheFeed:
         self._news.set()
 
     def follow(self) -> None:
-        """Listens to the engines that there are, and not to those that were."""
-        clients = (entry.client for entry in self._registry if entry.client is not None)
-        caches = [cache for client in clients for cache in client.caches]
+        """Listens to the caches that there are, and not to those that were."""
+        caches = self._find()
         for cache in caches:
             if cache not in self._caches:
                 cache.listeners.add(self._listen)
@@ -88,6 +88,27 @@ class CacheFeed:
                 yield msgspec.structs.replace(prompt, cached=0, last=True)
 
 
+async def cache_events(feed: CacheFeed, goes_on: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+    """The frames of a stream of events, the first of them empty."""
+    yield b""
+    try:
+        while goes_on():
+            feed.follow()
+            changed = list(feed.take())
+            for at in range(0, len(changed), AT_ONCE):
+                yield b"data: " + encode(CacheEvent(changed[at : at + AT_ONCE])) + b"\n\n"
+            yield b": \n\n"
+            await feed.wait()
+    finally:
+        feed.close()
+
+
+def caches_of(registry: Registry) -> list[CachedPrompts]:
+    """The prefix caches of all engines that there are."""
+    clients = (entry.client for entry in registry if entry.client is not None)
+    return [cache for client in clients for cache in client.caches]
+
+
 class CacheEvents:
     """The handler of the stream, for admins."""
 
@@ -100,18 +121,6 @@ class CacheEvents:
     async def stream(self, request: Request) -> Response:
         """What prefix caches hold, until the server or its client ends."""
         require_admin(request.scope)
-        return EventStream(await started(self._frames()), "text/event-stream")
-
-    async def _frames(self) -> AsyncGenerator[bytes, None]:
-        yield b""
-        feed = CacheFeed(self._registry)
-        try:
-            while not self._registry.draining:
-                feed.follow()
-                changed = list(feed.take())
-                for at in range(0, len(changed), AT_ONCE):
-                    yield b"data: " + encode(CacheEvent(changed[at : at + AT_ONCE])) + b"\n\n"
-                yield b": \n\n"
-                await feed.wait()
-        finally:
-            feed.close()
+        feed = CacheFeed(partial(caches_of, self._registry))
+        frames = cache_events(feed, lambda: not self._registry.draining)
+        return EventStream(await started(frames), "text/event-stream")

@@ -7,10 +7,13 @@ long or moves a virtual clock. The same jobs give the same steps.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-BLOCK_TOKENS = 16  # tokens of a block of the prefix cache
+from octavo.backends.base import BLOCK
+from octavo.engine.block_changes import BlockChanges, CachedPrompt, PromptBlocks
+
+BLOCK_TOKENS = BLOCK  # of the prefix cache
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,14 @@ class Speed:
 
 @dataclass(frozen=True)
 class SimulatedRequest:
-    """A request. prompt: its tokens; blocks: a hash for each whole block of them, chained, as in
-    prefix caches; output: tokens that it will generate."""
+    """A request. prompt: its tokens; blocks: a number for each whole block of them, chained, as in
+    prefix caches; output: tokens that it will generate. origin: what its sender calls it."""
 
     id: str
     prompt: int
     output: int
-    blocks: Sequence[Hashable] = ()
+    blocks: Sequence[int] = ()
+    origin: str = ""
 
 
 @dataclass
@@ -49,14 +53,15 @@ class _Running:
 class SimulatedStep:
     """What a step took and gave. tokens: ids of the jobs that got one. finished: those that got
     their last. cached: of the jobs that began, tokens found in the prefix cache. stored, removed:
-    blocks of the prefix cache."""
+    blocks of the prefix cache; prompts: that they are of."""
 
     seconds: float = 0.0
     tokens: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     cached: dict[str, int] = field(default_factory=dict)
-    stored: list[Hashable] = field(default_factory=list)
-    removed: list[Hashable] = field(default_factory=list)
+    stored: Sequence[int] = ()
+    removed: Sequence[int] = ()
+    prompts: Sequence[CachedPrompt] = ()
 
 
 class SimulatedEngine:
@@ -66,7 +71,9 @@ class SimulatedEngine:
         self.speed = speed or Speed()
         self._waiting: deque[SimulatedRequest] = deque()
         self._running: dict[str, _Running] = {}
-        self._cache: OrderedDict[Hashable, None] = OrderedDict()
+        # blocks, those that were used last at the end, with the prompts that they came with
+        self._cache: OrderedDict[int, tuple[PromptBlocks | None, int]] = OrderedDict()
+        self._changes = BlockChanges()
 
     @property
     def running(self) -> int:
@@ -89,7 +96,7 @@ class SimulatedEngine:
         if self._running.pop(job, None) is None:
             self._waiting = deque(j for j in self._waiting if j.id != job)
 
-    def cached(self, blocks: Sequence[Hashable]) -> int:
+    def cached(self, blocks: Sequence[int]) -> int:
         """Leading blocks that the prefix cache holds."""
         return next((i for i, b in enumerate(blocks) if b not in self._cache), len(blocks))
 
@@ -108,7 +115,7 @@ class SimulatedEngine:
                 one.left -= part
                 if one.left:
                     continue
-                self._keep(one.job.blocks, done)
+                self._keep(one.job)
             one.given += 1
             done.tokens.append(one.job.id)
             if one.given >= one.job.output:
@@ -116,19 +123,24 @@ class SimulatedEngine:
                 del self._running[one.job.id]
         computed = self.speed.chunk - budget
         seconds = self.speed.step + computed / self.speed.prefill
-        return SimulatedStep(
-            seconds, done.tokens, done.finished, done.cached, done.stored, done.removed
-        )
+        changes = self._changes.take()
+        return SimulatedStep(seconds, done.tokens, done.finished, done.cached, *changes)
 
     def _begin(self, job: SimulatedRequest, done: SimulatedStep) -> None:
         found = min(self.cached(job.blocks) * BLOCK_TOKENS, job.prompt - 1)  # one token is computed
         done.cached[job.id] = found
         self._running[job.id] = _Running(job, job.prompt - found, found)
 
-    def _keep(self, blocks: Sequence[Hashable], done: SimulatedStep) -> None:
-        done.stored.extend(block for block in blocks if block not in self._cache)
-        for block in reversed(blocks):  # ends of prompts are forgotten before their beginnings
-            self._cache[block] = None
-            self._cache.move_to_end(block)
-        while len(self._cache) * BLOCK_TOKENS > self.speed.cache:
-            done.removed.append(self._cache.popitem(last=False)[0])
+    def _keep(self, job: SimulatedRequest) -> None:
+        """Stores the blocks of a prompt; ends of prompts are forgotten before their beginnings."""
+        cache, changes = self._cache, self._changes
+        prompt = changes.prompt(job.origin, job.prompt) if job.origin else None
+        for number, block in enumerate(job.blocks, 1):
+            if block not in cache:
+                cache[block] = prompt, number
+                changes.store(block, prompt, number)
+        for block in reversed(job.blocks):
+            cache.move_to_end(block)
+        while len(cache) * BLOCK_TOKENS > self.speed.cache:
+            block, came = cache.popitem(last=False)
+            changes.remove(block, *came)

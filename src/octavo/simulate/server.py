@@ -1,7 +1,8 @@
 """A server of a simulated engine: OpenAI's chat and text completions, streamed or whole.
 
 Its texts are words drawn from a seed and the prompt: the same request has the same answer in every
-process. Like Octavo's own server it can go on with another's stream (`server/resume.py`).
+process. Like Octavo's own server it can go on with another's stream (`server/resume.py`), and tells
+what its prefix cache holds (`server/cache_events.py`).
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import json
 import random
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from octavo.balance.chain import text_chain
+from octavo.client.cached_prompts import CachedPrompts
+from octavo.server.cache_events import PATH, CacheFeed, cache_events
 from octavo.server.http import ClientGone, while_connected
 from octavo.server.resume import Resume, Spent, ended, told
 from octavo.simulate.engine import BLOCK_TOKENS, SimulatedEngine, SimulatedRequest, Speed
@@ -49,16 +53,18 @@ class _Running:
 
     def __init__(self, speed: Speed) -> None:
         self.engine = SimulatedEngine(speed)
+        self.cache = CachedPrompts()
         self._queues: dict[str, asyncio.Queue[int]] = {}
         self._names = map(str, count())
         self._work: asyncio.Task[None] | None = None
 
-    async def run(self, prompt: bytes, tokens: int) -> Streamed:
+    async def run(self, prompt: bytes, tokens: int, origin: str) -> Streamed:
         """Numbers of tokens as they are computed, and before the first the tokens found cached."""
         name, queue = next(self._names), asyncio.Queue[int]()
         blocks = text_chain(prompt, BLOCK_TOKENS * TOKEN)
         self._queues[name] = queue
-        self.engine.submit(SimulatedRequest(name, len(prompt) // TOKEN + 1, tokens, blocks))
+        size = len(prompt) // TOKEN + 1
+        self.engine.submit(SimulatedRequest(name, size, tokens, blocks, origin))
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._steps())
         try:
@@ -78,6 +84,7 @@ class _Running:
             await asyncio.sleep(max(due - time.monotonic(), 0))
             for name, cached in step.cached.items():
                 self._put(name, cached)
+            self.cache.take(step.prompts)
             for name in step.tokens:
                 self._put(name, 0)
 
@@ -152,6 +159,8 @@ class SimulatedServer:
             card = {"id": self._simulated.model, "object": "model", "owned_by": "octavo",
                     "cache_tokens": self._simulated.speed.cache}  # fmt: skip
             return await _reply(send, 200, json.dumps({"object": "list", "data": [card]}).encode())
+        if path == PATH:
+            return await self._tell(receive, send)
         if path in ("/health", "/health/ready"):
             return await _reply(send, 200, self._state())
         if path not in ("/v1/chat/completions", "/v1/completions"):
@@ -162,7 +171,8 @@ class SimulatedServer:
         except (ValueError, TypeError, AttributeError):
             return await _reply(send, 400, b'{"error":{"message":"the body is no such request"}}')
         try:
-            await while_connected(receive, self._answer(answer, send))
+            origin = Headers(scope=scope).get("x-request-id", "")
+            await while_connected(receive, self._answer(answer, origin, send))
         except ClientGone:
             return
 
@@ -170,9 +180,23 @@ class SimulatedServer:
         engine = self._running.engine
         return json.dumps({"running": engine.running, "waiting": engine.waiting}).encode()
 
-    async def _answer(self, answer: SimulatedAnswer, send: Send) -> None:
+    async def _tell(self, receive: Receive, send: Send) -> None:
+        """What the prefix cache holds, until the client leaves."""
+        feed = CacheFeed(lambda: [self._running.cache])
+
+        async def pass_on() -> None:
+            async with aclosing(cache_events(feed, lambda: True)) as frames:
+                async for frame in frames:
+                    await _part(send, frame)
+
+        await _begin(send, 200, b"text/event-stream")
+        with suppress(ClientGone):
+            await while_connected(receive, pass_on())
+
+    async def _answer(self, answer: SimulatedAnswer, origin: str, send: Send) -> None:
         had = 0 if answer.resume is None else len(answer.resume.tokens)
-        async with aclosing(self._running.run(answer.prompt, answer.tokens - had)) as tokens:
+        left = answer.tokens - had
+        async with aclosing(self._running.run(answer.prompt, left, origin)) as tokens:
             cached = await anext(tokens)
             if not answer.stream:
                 async for _ in tokens:
@@ -180,14 +204,17 @@ class SimulatedServer:
                 return await _reply(send, 200, answer.whole())
             await _begin(send, 200, b"text/event-stream")
             async for number in tokens:
-                data = answer.chunk(had + number)
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                await _part(send, answer.chunk(had + number))
         await send({"type": "http.response.body", "body": answer.end(cached)})
 
 
 async def _begin(send: Send, status: int, media: bytes) -> None:
     headers = [(b"content-type", media)]
     await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _part(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 async def _reply(send: Send, status: int, body: bytes) -> None:
