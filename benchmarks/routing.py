@@ -1,6 +1,6 @@
 """Ways to route requests between replicas, compared in simulation, and what a decision takes.
 
-    python benchmarks/routing.py [--replicas 8 64] [--load 0.73]
+    python benchmarks/routing.py [--replicas 8 64] [--load 0.73] [--gateways 1]
     python benchmarks/routing.py --decisions
 
 The workload: prompts of groups that share a long prefix, some groups more popular than others,
@@ -17,7 +17,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, count
@@ -26,18 +26,26 @@ from octavo.balance.chain import chain
 from octavo.balance.cost import Ask
 from octavo.balance.prefix_index import ReplicaPrefixes
 from octavo.balance.replica import Replica
-from octavo.balance.router import Router
+from octavo.balance.router import Router, RoutingDecision
 from octavo.gateway.body import BLOCK_TOKENS as GATEWAY_BLOCK
 from octavo.gateway.body import Relayed, read_outline
+from octavo.gateway.prompt_names import name_prompt
 from octavo.gateway.upstream import DEFAULT, Place
-from octavo.gateway.upstream_cache import MOST_SENT, SentPrompt, UpstreamCache
+from octavo.gateway.upstream_cache import MOST_SENT, HeldBlocks, UpstreamCache
 from octavo.gateway.upstreams import Upstreams
-from octavo.simulate.engine import BLOCK_TOKENS, SimulatedEngine, SimulatedRequest, Speed
+from octavo.simulate.engine import (
+    BLOCK_TOKENS,
+    SimulatedEngine,
+    SimulatedRequest,
+    SimulatedStep,
+    Speed,
+)
 
 SPEED = Speed(prefill=2000, step=0.02, slots=16, chunk=512, cache=65_536)
 PREFIX, QUESTION, REPLY = 2048, 256, 64  # tokens
 GROUPS = 23  # for each replica: 72 % of its cache
 REQUESTS = 400  # for each replica
+MODEL = "m"
 SKEW = 0.7  # popularity of group n: 1 / n ** SKEW
 # Ways, and what is known of caches: what engines tell of their blocks, or what gateways know of
 # Octavo's servers (how much of each prompt they hold), of others by what was sent there, and how
@@ -50,18 +58,13 @@ WAYS = {
 
 @dataclass
 class Server:
-    """A replica in the simulation. waits: tokens to compute for jobs without a first token. sent:
-    what is held of the prompts of jobs that have not ended."""
+    """A replica in the simulation. waits: tokens to compute for jobs without a first token."""
 
     name: str
     engine: SimulatedEngine = field(default_factory=lambda: SimulatedEngine(SPEED))
     waits: dict[str, int] = field(default_factory=dict)
     running: set[str] = field(default_factory=set)
     busy: bool = False
-    sent: dict[str, SentPrompt | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.cache = UpstreamCache(self.name)
 
     @property
     def figures(self) -> Replica:
@@ -98,18 +101,56 @@ def prompts(replicas: int, seed: int) -> list[tuple[int, ...]]:
     return made
 
 
-class Simulation:
-    """Requests at given times, until the last has ended."""
+def text_blocks(blocks: Sequence[int]) -> tuple[int, ...]:
+    """Blocks of a gateway, which are larger."""
+    ratio = GATEWAY_BLOCK // BLOCK_TOKENS
+    return tuple(blocks[ratio - 1 :: ratio])
 
-    def __init__(self, way: str, replicas: int) -> None:
+
+class Door:
+    """Where requests come in, with its own knowledge of what replicas hold. sent: what it counts as
+    held of the prompts of jobs that have not ended."""
+
+    def __init__(self, way: str, replicas: Iterable[str]) -> None:
         self._known = WAYS[way]
         self._index = ReplicaPrefixes() if self._known == "blocks" else ReplicaPrefixes(MOST_SENT)
-        self._router = Router(way.partition(", ")[0], self._index)
+        self._caches = {name: UpstreamCache(name) for name in replicas}
+        self._sent: dict[str, HeldBlocks | None] = {}
+        self.router = Router(way.partition(", ")[0], self._index)
+        for cache in self._caches.values():
+            cache.tells = self._known == "prompts"
+            cache.resize(self._index, SPEED.cache if self._known == "size" else 0)
+
+    def route(self, job: SimulatedRequest) -> RoutingDecision:
+        """The replica for a job."""
+        ask = Ask(job.prompt, tuple(job.blocks), BLOCK_TOKENS, reply=REPLY)
+        if self._known != "blocks":  # a gateway's are larger
+            ask = replace(ask, blocks=text_blocks(job.blocks), block=GATEWAY_BLOCK)
+        route = self.router.choose(ask)
+        assert route is not None
+        if self._known != "blocks":
+            self._sent[job.id] = self._caches[route.replica].begin(self._index, ask)
+        return route
+
+    def told(self, replica: str, done: SimulatedStep) -> None:
+        """A replica has computed a step."""
+        if self._known == "blocks":
+            self._index.stored(replica, done.stored)
+            self._index.removed(replica, done.removed)
+        elif self._known == "prompts":
+            self._caches[replica].told(done.prompts, {MODEL: self._index})
+        for job in done.finished:
+            self._caches[replica].end(self._sent.pop(job, None))
+
+
+class Simulation:
+    """Requests at given times, until the last has ended. doors: where they come in, at random."""
+
+    def __init__(self, way: str, replicas: int, doors: int = 1) -> None:
         self._servers = {str(i): Server(str(i)) for i in range(replicas)}
+        self._doors = [Door(way, self._servers) for _ in range(doors)]
         for server in self._servers.values():
-            self._router.fleet.put(server.figures)
-            server.cache.tells = self._known == "prompts"
-            server.cache.resize(self._index, SPEED.cache if self._known == "size" else 0)
+            self._put(server)
         self._came: dict[str, float] = {}
         self._ttft: list[float] = []
         self._found = self._given = 0
@@ -121,34 +162,32 @@ class Simulation:
         draw, now = random.Random(seed), 0.0
         for i, blocks in enumerate(made):
             now += draw.expovariate(rate) if rate < float("inf") else 0.0
-            self._at(now, SimulatedRequest(str(i), PREFIX + QUESTION, REPLY, blocks, str(i)))
+            name = name_prompt(MODEL, text_blocks(blocks))
+            self._at(now, SimulatedRequest(str(i), PREFIX + QUESTION, REPLY, blocks, name))
         end = 0.0
         while self._heap:
             end, _, what = heapq.heappop(self._heap)
             if isinstance(what, SimulatedRequest):
-                self._route(what, end)
+                self._route(what, draw.choice(self._doors), end)
             else:
                 what()  # type: ignore[operator]
         asked = len(made) * (PREFIX + QUESTION)
         return Result(self._ttft, self._given / end, self._found / asked)
 
+    def _put(self, server: Server) -> None:
+        for door in self._doors:
+            door.router.fleet.put(server.figures)
+
     def _at(self, when: float, what: object) -> None:
         heapq.heappush(self._heap, (when, next(self._serial), what))
 
-    def _route(self, job: SimulatedRequest, now: float) -> None:
-        ask = Ask(job.prompt, tuple(job.blocks), BLOCK_TOKENS, reply=REPLY, id=job.id)
-        if self._known != "blocks":  # a gateway's are larger
-            ratio = GATEWAY_BLOCK // BLOCK_TOKENS
-            ask = replace(ask, blocks=ask.blocks[ratio - 1 :: ratio], block=GATEWAY_BLOCK)
-        route = self._router.choose(ask)
-        assert route is not None
+    def _route(self, job: SimulatedRequest, door: Door, now: float) -> None:
+        route = door.route(job)
         server = self._servers[route.replica]
-        if self._known != "blocks":
-            server.sent[job.id] = server.cache.begin(self._index, ask)
         self._came[job.id] = now
         server.waits[job.id] = job.prompt - route.cost.cached
         server.engine.submit(job)
-        self._router.fleet.put(server.figures)
+        self._put(server)
         if not server.busy:
             self._step(server, now)
 
@@ -167,26 +206,21 @@ class Simulation:
                     server.running.add(job)
                     self._ttft.append(end - self._came[job])
             server.running.difference_update(done.finished)
-            if self._known == "blocks":
-                self._index.stored(server.name, done.stored)
-                self._index.removed(server.name, done.removed)
-            elif self._known == "prompts":
-                server.cache.told(done.prompts)
-            for job in done.finished:
-                server.cache.end(server.sent.pop(job, None))
-            self._router.fleet.put(server.figures)
+            for door in self._doors:
+                door.told(server.name, done)
+            self._put(server)
             self._step(server, end)
 
         self._at(end, ended)
 
 
-def compare(replicas: int, load: float) -> None:
+def compare(replicas: int, load: float, doors: int) -> None:
     made = prompts(replicas, seed=7)
     most = Simulation("cost", replicas).run(made, float("inf")).throughput / REPLY
     print(f"\n{replicas} replicas, {len(made):,} requests, {load:.0%} of {most:.1f} requests/s")
     print(f"{'':20} {'TTFT p50':>10} {'p90 ms':>10} {'p99':>10} {'tokens/s':>12} {'cached':>9}")
     for way in WAYS:
-        print(Simulation(way, replicas).run(made, load * most).line(way), flush=True)
+        print(Simulation(way, replicas, doors).run(made, load * most).line(way), flush=True)
 
 
 def spread(work: Sequence[Callable[[], object]]) -> str:
@@ -261,12 +295,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--replicas", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--load", type=float, default=0.73)
+    parser.add_argument("--gateways", type=int, default=1, help="beside one another")
     parser.add_argument("--decisions", action="store_true", help="time decisions instead")
     options = parser.parse_args()
     if options.decisions:
         return decisions()
     for replicas in options.replicas:
-        compare(replicas, options.load)
+        compare(replicas, options.load, options.gateways)
 
 
 if __name__ == "__main__":

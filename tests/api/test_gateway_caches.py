@@ -81,14 +81,20 @@ def test_what_it_takes_to_be_cached_is(small: Server, gateway: Server) -> None:
     assert min(shares) == 0 and max(shares) > 0.6, "some were evicted, and some were not"
 
 
-def test_what_others_send_is_no_news_and_what_is_lost_is(small: Server, gateway: Server) -> None:
-    asked = body(1000)
-    found(small, asked)
-    assert guessed(gateway, asked) == 0, "of a request that it has not sent"
+def test_what_others_send_is_known_and_what_is_lost_is(
+    small: Server, gateway: Server, tmp_path: Path
+) -> None:
+    """Another gateway knows it, also one that comes later; what has no name nobody knows."""
+    found(small, body(1000))
     found(gateway, body(1001))
-    until(lambda: guessed(gateway, body(1001)) > 0.9)
+    with serving("--upstream", small.url, log=tmp_path / "other.log", does="gateway") as other:
+        for each in (gateway, other):
+            until(lambda: guessed(each, body(1001)) > 0.9)  # noqa: B023
+            assert guessed(each, body(1000)) == 0
+        found(other, body(1002))
+        until(lambda: guessed(gateway, body(1002)) > 0.9)
     small.engine().kill()
-    until(lambda: guessed(gateway, body(1001)) == 0)
+    until(lambda: guessed(gateway, body(1002)) == 0)
     until(lambda: small.get("/health/ready")[0] == 200)
     found(gateway, body(1001))
     until(lambda: guessed(gateway, body(1001)) > 0.9)

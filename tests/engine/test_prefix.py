@@ -260,7 +260,7 @@ def test_what_is_told_of_prompts_is_what_is_held(seed: int, count: int) -> None:
             held = whole_blocks(index, one)
             index.free(held)
             shared = (
-                min(p.cached, longest_common(one, [prompts[p.id]]) // BLOCK * BLOCK) for p in told
+                min(p.cached, longest_common(one, [prompts[p.name]]) // BLOCK * BLOCK) for p in told
             )
             assert max(shared, default=0) == len(held) * BLOCK
     index.clear()

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from octavo.balance.chain import text_chain
 from octavo.balance.cost import Ask
 from octavo.balance.prefix_index import ReplicaPrefixes
 from octavo.client.base import EngineClient
 from octavo.client.cached_prompts import CachedPrompts
 from octavo.engine.block_changes import CachedPrompt
 from octavo.gateway import upstream_cache
+from octavo.gateway.prompt_names import NAMED, NamedPrompt, name_prompt
 from octavo.gateway.upstream import DEFAULT, Place
 from octavo.gateway.upstream_cache import UpstreamCache
 from octavo.gateway.upstreams import Upstreams
-from octavo.server.cache_events import CacheFeed, caches_of
+from octavo.server.cache_events import PROMPT_NAME, CacheFeed, caches_of, prompt_name
 from octavo.server.registry import Registry
 
 # -- at a server ------------------------------------------------------------------------------
@@ -33,13 +40,13 @@ class Engines:
     adapters: tuple[str, ...] = ()
 
 
-def prompt(id: str, cached: int, last: bool = False) -> CachedPrompt:
-    return CachedPrompt(id, 100, cached, last)
+def prompt(name: str, cached: int, last: bool = False) -> CachedPrompt:
+    return CachedPrompt(name, 100, cached, last)
 
 
 def told(feed: CacheFeed) -> dict[str, tuple[int, bool]]:
     feed.follow()
-    return {one.id: (one.cached, one.last) for one in feed.take()}
+    return {one.name: (one.cached, one.last) for one in feed.take()}
 
 
 def test_a_feed_tells_all_and_then_what_changes() -> None:
@@ -107,138 +114,171 @@ def test_who_waits_hears_at_once() -> None:
 
 # -- at a gateway -----------------------------------------------------------------------------
 
-BLOCKS = tuple(range(8))  # of a prompt of 1,024 tokens
+A = tuple(range(8))  # blocks of a prompt
+B = (*A[:4], 100, 101)  # of one that begins as that does
 
 
-def ask(id: str, blocks: tuple[int, ...] = BLOCKS) -> Ask:
-    return Ask(128 * len(blocks), blocks, 128, id=id)
+def ask(blocks: tuple[int, ...] = A) -> Ask:
+    return Ask(128 * len(blocks), blocks, 128)
 
 
-def listening(*names: str) -> tuple[UpstreamCache, ReplicaPrefixes]:
-    """A cache that tells, and an index with what it holds, after it was sent these requests."""
-    cache, index = UpstreamCache("up"), ReplicaPrefixes()
-    cache.listen([index])
-    for name in names:
-        cache.end(cache.begin(index, ask(name)))
-    return cache, index
+def held_of(blocks: tuple[int, ...], cached: float, last: bool = False) -> CachedPrompt:
+    """A share of a prompt of 1,600 tokens is held."""
+    return CachedPrompt(name_prompt("m", blocks), 1600, int(1600 * cached), last)
 
 
-def held(index: ReplicaPrefixes, blocks: tuple[int, ...] = BLOCKS) -> int:
-    return index.match(blocks).blocks("up")
+class Told:
+    """A cache that tells, and an index of what it holds."""
+
+    def __init__(self) -> None:
+        self.cache, self.index = UpstreamCache("up"), ReplicaPrefixes()
+        self.cache.listen({"m": self.index})
+
+    def told(self, *prompts: CachedPrompt) -> None:
+        self.cache.told(prompts, {"m": self.index})
+
+    def held(self, blocks: tuple[int, ...] = A) -> int:
+        return self.index.match(blocks).blocks("up")
+
+
+@given(
+    st.text(max_size=20), st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=800)
+)
+def test_names_say_what_they_are_of(model: str, blocks: list[int]) -> None:
+    name = name_prompt(model, blocks)
+    assert NamedPrompt.of(name) == NamedPrompt(model, len(blocks), tuple(blocks[:NAMED]))
+    assert name.isascii() and prompt_name({PROMPT_NAME: name}) == name
+
+
+def test_what_has_no_name() -> None:
+    assert name_prompt("m", ()) == "" and name_prompt("m" * 500, A) == ""
+    assert prompt_name({}) == "" and prompt_name({PROMPT_NAME: "x" * 9000}) == ""
+    long = NamedPrompt.of(name_prompt("m", range(2 * NAMED)))
+    assert long.held(CachedPrompt("", 1000, 100, False)) == NAMED // 5
+    assert long.held(CachedPrompt("", 1000, 900, False)) == NAMED, "of more nothing is known"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a", "m.8", "m.8.?", "m.x.AAAAAAAAAAA=", "m.8.AAAA", "m.8.AAAAAAAAAAA", "\0.\0.\0"]
+)
+def test_names_of_others_are_no_news(name: str) -> None:
+    one = Told()
+    one.told(CachedPrompt(name, 1600, 1600, False), held_of(A, 0.5))
+    assert one.held() == 4 and len(one.index) == 4
 
 
 def test_a_prompt_is_held_while_it_is_answered_and_as_told_from_then_on() -> None:
-    cache, index = listening()
-    sent = cache.begin(index, ask("a"))
-    assert held(index) == 8
-    cache.told([CachedPrompt("a", 1000, 512, False)])
-    assert held(index) == 8, "the rest is being computed"
-    cache.end(sent)
-    assert held(index) == 4
-    cache.told([CachedPrompt("a", 1000, 976, False)])
-    assert held(index) == 7
-    cache.told([CachedPrompt("a", 1000, 992, False)])
-    assert held(index) == 8, "no whole block is missing"
-    cache.told([CachedPrompt("a", 1000, 500, False), CachedPrompt("b", 1000, 992, False)])
-    assert held(index) == 4, "and b is somebody else's"
-    cache.told([CachedPrompt("a", 1000, 0, True)])
-    assert (held(index), len(index)) == (0, 0)
+    one = Told()
+    sent = one.cache.begin(one.index, ask())
+    assert one.held() == 8
+    one.told(held_of(A, 0.5))
+    assert one.held() == 8, "the rest is being computed"
+    one.cache.end(sent)
+    assert one.held() == 4
+    one.told(held_of(A, 0.98))
+    assert one.held() == 7
+    one.told(held_of(A, 0.991))
+    assert one.held() == 8, "no whole block is missing"
+    one.told(held_of(A, 0.5))
+    assert one.held() == 4
+    one.told(held_of(A, 0, last=True))
+    assert (one.held(), len(one.index)) == (0, 0)
 
 
 def test_a_request_that_was_refused_leaves_nothing() -> None:
-    cache, index = listening("a")
-    assert len(index) == 0
+    one = Told()
+    one.cache.end(one.cache.begin(one.index, ask()))
+    assert len(one.index) == 0
     silent, assumed = UpstreamCache("up"), ReplicaPrefixes()
-    silent.end(silent.begin(assumed, ask("a")))
-    assert held(assumed) == 8, "who tells nothing may hold it"
+    silent.end(silent.begin(assumed, ask()))
+    assert assumed.match(A).blocks("up") == 8, "who tells nothing may hold it"
 
 
 def test_shared_blocks_stay_until_the_last_prompt_is_gone() -> None:
-    cache, index = listening("a")
-    cache.end(cache.begin(index, ask("b", (*BLOCKS[:4], 100, 101))))
-    cache.told([CachedPrompt("a", 1000, 1000, False), CachedPrompt("b", 700, 700, False)])
-    cache.told([CachedPrompt("b", 700, 480, True)])  # whose own blocks are gone
-    assert held(index) == 8 and held(index, (100,)) == 0
-    cache.told([CachedPrompt("a", 1000, 480, False)])
-    assert held(index) == 3
+    one = Told()
+    one.told(held_of(A, 1), held_of(B, 1))
+    assert one.held(B) == 6
+    one.told(held_of(B, 0.6, last=True))  # whose own blocks are gone
+    assert one.held() == 8 and one.held(B) == 4
+    one.told(held_of(A, 0.4))
+    assert one.held() == 3
 
 
-def test_requests_of_one_name_are_not_taken_for_one_another() -> None:
-    cache, index = listening("same")
-    sent = cache.begin(index, ask("same", (100, 101)))
-    cache.told([CachedPrompt("same", 1000, 992, False)])
-    assert held(index) == 0 and held(index, (100, 101)) == 2
-    cache.end(sent)
-    assert len(index) == 0
-    cache.end(cache.begin(index, ask("same")))
-    cache.told([CachedPrompt("same", 1000, 992, False)])
-    assert len(index) == 0, "it is not known which of them it is"
+def test_it_does_not_matter_who_has_sent_a_prompt() -> None:
+    """Another process makes the same numbers of a text."""
+    text = "The sea is large. " * 200
+    code = f"from octavo.balance.chain import text_chain; print(text_chain({text.encode()!r}, 512))"
+    environ = os.environ | {"PYTHONHASHSEED": "5"}
+    made = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, check=True
+    )
+    blocks = text_chain(text.encode(), 512)
+    assert made.stdout.decode() == f"{blocks}\n" and len(blocks) == 7
 
 
 def test_who_is_listened_to_again_holds_what_it_tells_now() -> None:
-    cache, index = listening("a", "b")
-    cache.told([CachedPrompt("a", 1000, 1000, False)])
-    cache.tells = False
-    cache.end(cache.begin(index, ask("c", (100, 101))))
-    assert held(index, (100, 101)) == 2, "as was sent"
-    cache.listen([index])
-    assert len(index) == 0
-    cache.told([CachedPrompt("b", 1000, 600, False)])
-    assert held(index) == 4
-    cache.told([CachedPrompt("a", 1000, 0, True)])
-    assert held(index) == 4, "which was forgotten before"
+    one = Told()
+    one.told(held_of(A, 1))
+    one.cache.tells = False
+    one.cache.end(one.cache.begin(one.index, ask(B)))
+    assert one.held(B) == 6, "as was sent"
+    one.cache.listen({"m": one.index})
+    assert len(one.index) == 0
+    one.told(held_of(B, 0.5))
+    assert one.held() == 3
+    one.told(held_of(A, 0, last=True))
+    assert one.held() == 3, "which was forgotten before"
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an upstream says; more than that no cache holds."""
     monkeypatch.setattr(upstream_cache, "MOST_SENT", 20)
-    cache, index = listening()
-    for i in range(50):
-        blocks = tuple(range(10 * i, 10 * i + 8))
-        cache.end(cache.begin(index, ask(str(i), blocks)))
-        cache.told([CachedPrompt(str(i), 1000, 1000, False)])
-        assert held(index, blocks) == 8 and len(index) <= 20
-    cache.told([CachedPrompt(str(i), 1000, 0, True) for i in range(50)])
-    assert len(index) == 0
+    one = Told()
+    prompts = [tuple(range(10 * i, 10 * i + 8)) for i in range(50)]
+    one.told(*(held_of(blocks, 1) for blocks in prompts))
+    assert len(one.index) == 16
+    one.told(held_of(prompts[0], 0, last=True), held_of(prompts[7], 1))
+    assert one.held(prompts[7]) == 8 and len(one.index) == 16
+    one.told(*(held_of(blocks, 0, last=True) for blocks in prompts))
+    assert len(one.index) == 0
 
 
 def test_an_engine_and_its_gateway_agree() -> None:
     """Whatever is told, in whatever order, prompts hold what was told of them last."""
-    rng = random.Random(2)
-    cache, index = listening()
-    latest: dict[str, tuple[tuple[int, ...], int]] = {}
+    rng, one = random.Random(2), Told()
+    latest: dict[tuple[int, ...], int] = {}
     for i in range(300):
         blocks = tuple(range(rng.randrange(1, 9))) + ((100 + i,) if rng.random() < 0.5 else ())
-        cache.end(cache.begin(index, ask(str(i), blocks)))
-        latest[str(i)] = blocks, 0
-        for name in rng.sample(sorted(latest), min(len(latest), 3)):
-            size = len(latest[name][0])
-            count, last = rng.randrange(size + 1), rng.random() < 0.3
-            cache.told([CachedPrompt(name, 1600 * size, 1600 * count, last)])
-            latest[name] = latest[name][0], count
+        latest.setdefault(blocks, 0)
+        for some in rng.sample(sorted(latest), min(len(latest), 3)):
+            count, last = rng.randrange(len(some) + 1), rng.random() < 0.3
+            one.told(CachedPrompt(name_prompt("m", some), 16 * len(some), 16 * count, last))
+            latest[some] = count
             if last:
-                del latest[name]
-        known = {block for blocks, count in latest.values() for block in blocks[:count]}
-        assert len(index) == len(known) and all(index.match([b]).blocks("up") for b in known)
+                del latest[some]
+        known = {block for blocks, count in latest.items() for block in blocks[:count]}
+        assert len(one.index) == len(known) and all(one.held((block,)) for block in known)
 
 
-def test_upstreams_hear_it_in_every_model() -> None:
+def test_upstreams_hear_it_by_model() -> None:
     upstreams = Upstreams()
     up = upstreams.add(Place("http://a"))
     upstreams.up(up, {"m": 0, "n": 0}, True)
     for model in ("m", "n"):
-        lease = upstreams.choose(DEFAULT, model, ask(model)).lease
+        lease = upstreams.choose(DEFAULT, model, ask()).lease
         assert lease is not None
         lease.end(True)
 
     def cached(model: str) -> int:
-        (one,) = upstreams.explain(DEFAULT, model, ask("another"))
+        (one,) = upstreams.explain(DEFAULT, model, ask())
         return one.cost.cached
 
     assert (cached("m"), cached("n")) == (1023, 1023), "all but the last token, as it was sent"
     upstreams.listen(up)
     assert (cached("m"), cached("n")) == (0, 0)
-    lease = upstreams.choose(DEFAULT, "n", ask("again")).lease
+    lease = upstreams.choose(DEFAULT, "n", ask()).lease
     assert lease is not None and (cached("m"), cached("n")) == (0, 1023)
     lease.end()
-    up.cache.told([CachedPrompt("again", 1000, 500, False)])
-    assert (cached("m"), cached("n")) == (0, 512)
+    other = CachedPrompt(name_prompt("another", A), 1600, 1600, False)
+    upstreams.told(up, [held_of(A, 0.5), other])
+    assert (cached("m"), cached("n")) == (512, 0)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
+from zlib import crc32
 
 
 @lru_cache(1024)
@@ -19,9 +20,8 @@ def root(salt: str) -> int:
     return int.from_bytes(blake2b(salt.encode(), digest_size=7).digest())
 
 
-def link(parent: int, block: Sequence[int] | bytes) -> int:
-    """The number of a block after another. Of numbers it is the same in every process; of bytes,
-    in this one."""
+def link(parent: int, block: Sequence[int] | int) -> int:
+    """The number of a block after another, the same in every process: hashes of numbers are."""
     return hash((parent, block))
 
 
@@ -33,11 +33,11 @@ def chain(tokens: Sequence[int], block: int, salt: str = "") -> tuple[int, ...]:
 def text_chain(text: bytes, block: int, salt: str = "") -> tuple[int, ...]:
     """The numbers of the whole blocks of a text, of so many bytes each."""
     return _chained(
-        root(salt), (text[i * block : (i + 1) * block] for i in range(len(text) // block))
+        root(salt), (crc32(text[i * block : (i + 1) * block]) for i in range(len(text) // block))
     )
 
 
-def _chained(start: int, blocks: Iterable[Sequence[int] | bytes]) -> tuple[int, ...]:
+def _chained(start: int, blocks: Iterable[Sequence[int] | int]) -> tuple[int, ...]:
     numbers: Iterator[int] = accumulate(blocks, link, initial=start)
     next(numbers)
     return tuple(numbers)

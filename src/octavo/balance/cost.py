@@ -17,7 +17,7 @@ class Ask:
 
     tokens: of its prompt. blocks: its leading blocks (`chain.py`), of `block` tokens each. images:
     how many. session: requests of one stay with one replica, "" for none. reply: tokens that are
-    expected of it, 0 to look no further than the first. id: as those who are sent it know it.
+    expected of it, 0 to look no further than the first.
     """
 
     tokens: int = 0
@@ -26,7 +26,6 @@ class Ask:
     images: int = 0
     session: str = ""
     reply: float = 0.0
-    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

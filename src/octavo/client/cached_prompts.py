@@ -12,27 +12,27 @@ Listener = Callable[[Sequence[CachedPrompt]], None]
 
 
 class CachedPrompts:
-    """The prompts that an engine has blocks of, by their requests. listeners: are called with those
-    that have changed."""
+    """The prompts that an engine has blocks of. listeners: are called with those that have
+    changed."""
 
     def __init__(self) -> None:
-        self._prompts: dict[str, CachedPrompt] = {}
+        self._prompts: dict[tuple[str, int], CachedPrompt] = {}
         self.listeners: set[Listener] = set()
 
     def __iter__(self) -> Iterator[CachedPrompt]:
         return iter(self._prompts.values())
 
-    def get(self, id: str) -> CachedPrompt | None:
-        """What is held of the prompt of a request, if blocks are that came with it."""
-        return self._prompts.get(id)
+    def get(self, prompt: CachedPrompt) -> CachedPrompt | None:
+        """What is held of the same prompt now, if blocks are that came with it."""
+        return self._prompts.get(prompt.key)
 
     def take(self, changed: Sequence[CachedPrompt]) -> None:
         """What the engine tells."""
         for prompt in changed:
             if prompt.last:
-                self._prompts.pop(prompt.id, None)
+                self._prompts.pop(prompt.key, None)
             else:
-                self._prompts[prompt.id] = prompt
+                self._prompts[prompt.key] = prompt
         if changed:
             for listen in list(self.listeners):
                 listen(changed)

@@ -18,29 +18,34 @@ def salt_root(salt: str) -> int:
 
 
 class CachedPrompt(msgspec.Struct, frozen=True):
-    """How much of a prompt is in a prefix cache. id: of its request, as its sender calls it;
-    tokens: of the prompt; cached: leading ones that are held. last: none of the blocks that came
-    with it are left, so that no more will be told of it; what is held came with others."""
+    """How much of a prompt is in a prefix cache. name: that its sender has given it; tokens: of the
+    prompt; cached: leading ones that are held. last: none of the blocks that came with it are left,
+    so that no more will be told of it; what is held came with others."""
 
-    id: str
+    name: str
     tokens: int
     cached: int
     last: bool
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """Which prompt it is: of those of one name, one that has so many tokens."""
+        return self.name, self.tokens
+
 
 @dataclass(eq=False, slots=True)
 class PromptBlocks:
-    """The whole blocks of a prompt that came with its request. count: there are so many; end:
-    of the prompt's blocks, these are the last that are held."""
+    """The whole blocks of a prompt that came with its request. count: there are so many; end: so
+    many leading blocks of the prompt are held."""
 
-    id: str
+    name: str
     tokens: int
     count: int = 0
     end: int = 0
 
     @property
     def told(self) -> CachedPrompt:
-        return CachedPrompt(self.id, self.tokens, self.end * BLOCK, not self.count)
+        return CachedPrompt(self.name, self.tokens, self.end * BLOCK, not self.count)
 
 
 class BlockChanges:
@@ -54,9 +59,9 @@ class BlockChanges:
         self._prompts: dict[tuple[str, int], PromptBlocks] = {}  # that have blocks, or may get some
         self._changed: dict[PromptBlocks, None] = {}
 
-    def prompt(self, id: str, tokens: int) -> PromptBlocks:
-        """A prompt whose blocks may come: the same one for all choices of a request."""
-        return self._prompts.get((id, tokens)) or PromptBlocks(id, tokens)
+    def prompt(self, name: str, tokens: int) -> PromptBlocks:
+        """A prompt whose blocks may come: the same one as long as it has some."""
+        return self._prompts.get((name, tokens)) or PromptBlocks(name, tokens)
 
     def store(self, block: int, prompt: PromptBlocks | None, number: int) -> None:
         """A block has come. prompt: that it came with; number: of the block in it, from 1."""
@@ -66,7 +71,7 @@ class BlockChanges:
             self._stored[block] = None
         if prompt is not None:
             prompt.count, prompt.end = prompt.count + 1, number
-            self._prompts[prompt.id, prompt.tokens] = prompt
+            self._prompts[prompt.name, prompt.tokens] = prompt
             self._changed[prompt] = None
 
     def remove(self, block: int, prompt: PromptBlocks | None, number: int) -> None:
@@ -84,7 +89,7 @@ class BlockChanges:
         told = [prompt.told for prompt in self._changed]
         for one in told:
             if one.last:
-                del self._prompts[one.id, one.tokens]
+                del self._prompts[one.key]
         taken = list(self._stored), list(self._removed), told
         self._stored.clear()
         self._removed.clear()

@@ -125,7 +125,7 @@ class Engine:
         images = self._images.place(request) if self._images else ()
         ranges = tuple(image.range for image in images)
         size = len(request.prompt)
-        told = self.index.prompt(request.origin, size)
+        told = self.index.prompt(request.prompt_name, size)
         kv = KVState(list(request.prompt), request.salt + key, images=ranges, prompt=told)
         sampling = SamplingState(request.params, kv.tokens, size, self._vocabulary, self._eos)
         now, arrival = self._clock(), next(self._arrivals)

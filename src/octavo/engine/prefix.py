@@ -72,9 +72,9 @@ class PrefixIndex:
         self._idle: OrderedDict[int, _Node] = OrderedDict()  # by block; freed first comes first
         self.changes: BlockChanges | None = None
 
-    def prompt(self, id: str, tokens: int) -> PromptBlocks | None:
+    def prompt(self, name: str, tokens: int) -> PromptBlocks | None:
         """What is told of a prompt's blocks; None: nobody wants to know."""
-        return self.changes.prompt(id, tokens) if self.changes is not None and id else None
+        return self.changes.prompt(name, tokens) if self.changes is not None and name else None
 
     @property
     def capacity(self) -> int:

@@ -226,7 +226,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     submission in which its first token is wanted: it is computed before what is wanted later.
     progress: whether parts of the prompt are told of when they are computed.
     group: what requests that belong together, such as the prompts of one call, have in common.
-    origin: what its sender calls it, which is told of what the prefix cache holds of its prompt.
+    prompt_name: that its sender has given the prompt, to be told what the prefix cache holds of it.
     """
 
     id: str
@@ -247,4 +247,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ttft: float | None = None
     progress: bool = False
     group: str = ""
-    origin: str = ""
+    prompt_name: str = ""

@@ -13,6 +13,7 @@ from msgspec import Raw
 from octavo.balance.chain import text_chain
 from octavo.balance.cost import Ask
 from octavo.errors import InvalidValue
+from octavo.gateway.prompt_names import name_prompt
 from octavo.server.parsing import NOT_JSON
 from octavo.server.resume import Resume
 
@@ -82,7 +83,7 @@ def _number(raw: Raw, otherwise: int | None) -> int | None:
 @dataclass(frozen=True)
 class Relayed:
     """A request as it is passed on. path: the route's; target: with what it was asked for. keeper:
-    the only upstream that can answer it, "" for any. id: as upstreams are told it."""
+    the only upstream that can answer it, "" for any."""
 
     path: str
     target: str
@@ -91,7 +92,6 @@ class Relayed:
     salt: str = ""
     session: str = ""
     keeper: str = ""
-    id: str = ""
 
     @property
     def stream(self) -> bool:
@@ -118,7 +118,12 @@ class Relayed:
         """What routing has to know of it."""
         outline = self.outline
         blocks = text_chain(outline.text, PREFIX_BYTES, self.salt)
-        return Ask(outline.tokens, blocks, BLOCK_TOKENS, 0, self.session, id=self.id)
+        return Ask(outline.tokens, blocks, BLOCK_TOKENS, 0, self.session)
+
+    @cached_property
+    def prompt_name(self) -> str:
+        """What upstreams are to call its prompt, "" for nothing."""
+        return name_prompt(self.outline.model or "", self.ask.blocks)
 
     def resume(self) -> Resume | None:
         """How its stream begins at a server that can go on with another's; None: it cannot."""

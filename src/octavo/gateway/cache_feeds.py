@@ -79,7 +79,7 @@ class CacheFeeds:
             *events, held = (held + data).split(END)
             for event in events:
                 if event.startswith(b"data: "):
-                    upstream.cache.told(_prompts(event[6:]))
+                    self._upstreams.told(upstream, _prompts(event[6:]))
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())

@@ -40,6 +40,7 @@ from octavo.gateway.upstreams import UpstreamLease
 from octavo.generate.reply import Usage
 from octavo.server.background import to_its_end
 from octavo.server.bodies import Bodies
+from octavo.server.cache_events import PROMPT_NAME
 from octavo.server.exchange import Exchange, exchange
 from octavo.server.guard import principal
 from octavo.server.http import EventStream, started, while_connected
@@ -92,7 +93,7 @@ class Relay:
         target = f"{path}?{query}" if query else path
         session = given.get(SESSION, "")
         name = "" if at is None else at.id
-        asked = Relayed(path, target, body, outline, sender.salt, session, name, one.id)
+        asked = Relayed(path, target, body, outline, sender.salt, session, name)
         passed_on = onward(given, one.id, self.guarded)
         job = RelayJob(asked, passed_on, dealt, Usage(began=one.began), asked.resume())
         one.usage, one.operation = job.usage, asked.operation
@@ -249,6 +250,8 @@ class Relay:
         streams = job.asked.stream
         idle = timeouts.idle if own else timeouts.foreign if streams else timeouts.total
         headers = with_key(job.headers, up)
+        if up.cache.tells and (name := job.asked.prompt_name):
+            headers = {**headers, PROMPT_NAME: name}
         answer = await self._transport.open(up, job.asked.target, headers, job.body, idle)
         try:
             if answer.status == 200 and answer.media_type in STREAMS:

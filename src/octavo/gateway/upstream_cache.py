@@ -1,32 +1,32 @@
 """What an upstream's prefix caches hold: exactly, as it tells, or as what it was sent suggests.
 
-Octavo's servers tell how many leading tokens of each prompt they hold (`server/cache_events.py`).
-A prompt holds its blocks at an upstream while it is answered, and as many as are told from then on.
+Octavo's servers tell how many leading tokens they hold of each prompt that a gateway has given a
+name (`prompt_names.py`). A prompt holds its blocks at an upstream while it is answered, and as many
+as are told for as long as they are.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
-from octavo.backends.base import BLOCK
 from octavo.balance.cost import Ask
 from octavo.balance.prefix_index import ReplicaPrefixes
 from octavo.engine.block_changes import CachedPrompt
 from octavo.gateway.body import BLOCK_TOKENS
+from octavo.gateway.prompt_names import NamedPrompt
 
 MOST_SENT = 1 << 16  # blocks of prompts that are remembered of each upstream
+Indexes = Mapping[str, ReplicaPrefixes]  # by model
 
 
-@dataclass(eq=False)
-class SentPrompt:
-    """A prompt that an upstream was sent. held: leading blocks that it tells it holds. index: where
-    that is noted."""
+@dataclass(frozen=True)
+class HeldBlocks:
+    """Blocks that are held of a prompt, as an index has noted."""
 
     index: ReplicaPrefixes
     blocks: tuple[int, ...]
-    held: int = 0
 
 
 class UpstreamCache:
@@ -36,67 +36,50 @@ class UpstreamCache:
     def __init__(self, upstream: str) -> None:
         self.tells = False
         self._upstream = upstream
-        self._prompts: OrderedDict[str, SentPrompt] = OrderedDict()  # by request, sent last last
+        self._told: dict[tuple[str, int], HeldBlocks] = {}  # by prompt
         self._blocks = 0  # of all of them
 
     def resize(self, index: ReplicaPrefixes, tokens: int) -> None:
         """The upstream has room for so many tokens, 0 where that is not known."""
         index.resize(self._upstream, min(tokens // BLOCK_TOKENS, MOST_SENT))
 
-    def begin(self, index: ReplicaPrefixes, ask: Ask) -> SentPrompt | None:
+    def begin(self, index: ReplicaPrefixes, ask: Ask) -> HeldBlocks | None:
         """A request is sent to the upstream: what is to `end` with it."""
-        if not self.tells:
-            index.sent(self._upstream, ask.blocks)
-            return None
-        index.hold(self._upstream, ask.blocks)
-        if (known := self._prompts.get(ask.id)) is None or known.blocks != ask.blocks:
-            # Where requests share a name nobody knows of which the upstream tells.
-            self._put(ask.id, SentPrompt(index, ask.blocks if known is None else ()))
-        return SentPrompt(index, ask.blocks, len(ask.blocks))
+        if self.tells:
+            return self._hold(index, ask.blocks)
+        index.sent(self._upstream, ask.blocks)
+        return None
 
-    def end(self, prompt: SentPrompt | None) -> None:
+    def end(self, held: HeldBlocks | None) -> None:
         """A request has ended."""
-        if prompt is not None:
-            prompt.index.release(self._upstream, prompt.blocks)
+        if held is not None:
+            held.index.release(self._upstream, held.blocks)
 
-    def _put(self, id: str, prompt: SentPrompt) -> None:
-        self._forget(id)
-        self._prompts[id] = prompt
-        self._blocks += len(prompt.blocks)
-        while self._blocks > MOST_SENT:
-            self._forget(next(iter(self._prompts)))
+    def _hold(self, index: ReplicaPrefixes, blocks: tuple[int, ...]) -> HeldBlocks:
+        index.hold(self._upstream, blocks)
+        return HeldBlocks(index, blocks)
 
-    def _forget(self, id: str) -> None:
-        """Ends what is known of a prompt."""
-        if (prompt := self._prompts.pop(id, None)) is not None:
-            self._blocks -= len(prompt.blocks)
-            self._hold(prompt, 0)
-
-    def _hold(self, prompt: SentPrompt, blocks: int) -> None:
-        """So many leading blocks of a prompt are held from now on."""
-        before, prompt.held = prompt.held, blocks
-        if blocks > before:
-            prompt.index.hold(self._upstream, prompt.blocks[before:blocks])
-        else:
-            prompt.index.release(self._upstream, prompt.blocks[blocks:before])
-
-    def told(self, prompts: Iterable[CachedPrompt]) -> None:
+    def told(self, prompts: Iterable[CachedPrompt], indexes: Indexes) -> None:
         """The upstream tells what it holds of these prompts."""
-        for told in prompts:
-            if (prompt := self._prompts.get(told.id)) is None:
-                continue  # somebody else has sent it
-            if told.last:
-                self._forget(told.id)
-            elif told.cached + BLOCK > told.tokens:  # what is missing fills no block
-                self._hold(prompt, len(prompt.blocks))
-            else:
-                self._hold(prompt, len(prompt.blocks) * told.cached // max(told.tokens, 1))
+        for prompt in prompts:
+            with suppress(ValueError):  # named by somebody else
+                self._take(prompt, NamedPrompt.of(prompt.name), indexes)
 
-    def listen(self, indexes: Iterable[ReplicaPrefixes]) -> None:
+    def _take(self, told: CachedPrompt, named: NamedPrompt, indexes: Indexes) -> None:
+        before, index = self._told.pop(told.key, None), indexes.get(named.model)
+        blocks = () if told.last else named.blocks[: named.held(told)]
+        if blocks and index is not None and self._blocks + len(blocks) <= MOST_SENT:
+            self._told[told.key] = self._hold(index, blocks)
+            self._blocks += len(blocks)
+        if before is not None:  # afterwards: what both hold is never gone
+            self._blocks -= len(before.blocks)
+            self.end(before)
+
+    def listen(self, indexes: Indexes) -> None:
         """The upstream begins to tell, all that it holds first: what was noted elsewhere is none of
         it."""
         self.tells = True
-        for index in indexes:
+        self._told.clear()
+        self._blocks = 0
+        for index in indexes.values():
             index.remove_replica(self._upstream)
-        for prompt in self._prompts.values():
-            prompt.held = 0

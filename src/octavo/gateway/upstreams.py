@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.balance.breaker import Breaker
 from octavo.balance.cost import Ask
 from octavo.balance.prefix_index import ReplicaPrefixes
 from octavo.balance.router import Candidate, Router
+from octavo.engine.block_changes import CachedPrompt
 from octavo.gateway.upstream import Place, Upstream
-from octavo.gateway.upstream_cache import MOST_SENT, SentPrompt
+from octavo.gateway.upstream_cache import MOST_SENT, HeldBlocks, Indexes
 
 LOG = logging.getLogger("octavo.gateway")
 MEASURED = 64  # tokens of a prompt that tells how fast prompts are computed
@@ -20,13 +21,13 @@ MEASURED = 64  # tokens of a prompt that tells how fast prompts are computed
 
 class UpstreamLease:
     """A request at an upstream, from before it is sent until its end; `end` may be called twice.
-    prompt: what is held of it there meanwhile."""
+    held: of its prompt meanwhile."""
 
     def __init__(
-        self, upstreams: Upstreams, upstream: Upstream, ask: Ask, prompt: SentPrompt | None
+        self, upstreams: Upstreams, upstream: Upstream, ask: Ask, held: HeldBlocks | None
     ) -> None:
         self.upstream = upstream
-        self._upstreams, self._tokens, self._prompt = upstreams, ask.tokens, prompt
+        self._upstreams, self._tokens, self._held = upstreams, ask.tokens, held
         self._alone = not upstream.waiting  # no other prompt is before it
         self._began = time.monotonic()
         self._first: float | None = None
@@ -51,7 +52,7 @@ class UpstreamLease:
             return
         self._open = False
         up = self.upstream
-        up.cache.end(self._prompt)
+        up.cache.end(self._held)
         if self._first is None:
             up.waiting -= 1
             up.waiting_tokens -= self._tokens
@@ -138,9 +139,15 @@ class Upstreams:
 
     def listen(self, upstream: Upstream) -> None:
         """An own upstream begins to tell what its prefix caches hold, with all that they do."""
-        pool = upstream.place.pool
-        routers = (self._routers.get((pool, model)) for model in upstream.models)
-        upstream.cache.listen([router.index for router in routers if router is not None])
+        upstream.cache.listen(self._indexes(upstream))
+
+    def told(self, upstream: Upstream, prompts: Sequence[CachedPrompt]) -> None:
+        """An upstream tells what its prefix caches hold of these prompts."""
+        upstream.cache.told(prompts, self._indexes(upstream))
+
+    def _indexes(self, upstream: Upstream) -> Indexes:
+        pool, models = upstream.place.pool, upstream.models
+        return {model: self._router(pool, model).index for model in models}
 
     def drain(self, upstream: Upstream) -> None:
         """Sends an upstream nothing more; what it has goes on."""
@@ -227,8 +234,7 @@ class Upstreams:
             return Selection(None)
         upstream = self._all[route.replica]
         upstream.breaker.begin()
-        prompt = upstream.cache.begin(router.index, ask)
-        lease = UpstreamLease(self, upstream, ask, prompt)
+        lease = UpstreamLease(self, upstream, ask, upstream.cache.begin(router.index, ask))
         self.changed(upstream)
         return Selection(lease)
 

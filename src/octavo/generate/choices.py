@@ -136,7 +136,7 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
         params = msgspec.structs.replace(params, logprobs=0)
     out = []
     images, group = list(job.images), secrets.token_hex(12)
-    origin = job.origin if len(job.prompts) == 1 else ""  # there is one name, for one prompt
+    name = job.prompt_name if len(job.prompts) == 1 else ""
     for prompt in job.prompts:
         for i in range(1 if params.beam else job.made):
             seed = ((params.seed or 0) + i + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -156,7 +156,7 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
                     image_offsets=list(job.image_offsets),
                     prediction=list(job.prediction),
                     group=group,
-                    origin=origin,
+                    prompt_name=name,
                     resume=list(job.resume or ()),
                 )
             )

@@ -54,7 +54,7 @@ class PreparedRequest:
 
     images: what the image tokens of a chat's one prompt stand for; image_offsets: where those of
     each begin. reply: how a chat's reply is read. structure: of every choice; constraint: the field
-    that asked for it. origin: what the sender calls the request.
+    that asked for it. prompt_name: that the sender has given its prompt.
     """
 
     model: ServedModel
@@ -75,7 +75,7 @@ class PreparedRequest:
     tenant: str = ""
     ttft: float | None = None
     resume: Sequence[int] | None = None
-    origin: str = ""
+    prompt_name: str = ""
 
     @property
     def names(self) -> dict[str, str]:

@@ -1,15 +1,16 @@
-"""Tells what prefix caches hold of the prompts of requests, as that changes: `octavo gateway` sends
-requests where their beginnings are.
+"""Tells what prefix caches hold of prompts, as that changes: `octavo gateway` sends requests where
+their beginnings are.
 
-    data: {"prompts":[{"id":"req_1","tokens":530,"cached":512,"last":false}]}
+    data: {"prompts":[{"name":"a","tokens":530,"cached":512,"last":false}]}
 
-A stream begins with all that is held. It says nothing of prompts: who sent one knows its id.
+A stream begins with all that is held. Prompts are called what the header `x-prompt-name` of their
+requests has called them; of others nothing is told.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -25,6 +26,8 @@ from octavo.server.http import EventStream, started
 from octavo.server.registry import Registry
 
 PATH = "/v1/cache/events"
+PROMPT_NAME = "x-prompt-name"  # of a request
+MOST_NAME = 8000  # characters of it
 BEAT = 0.5  # seconds after which a stream shows that it is there
 AT_ONCE = 512  # prompts of an event
 encode = msgspec.json.Encoder().encode
@@ -42,11 +45,11 @@ class CacheFeed:
     def __init__(self, find: Callable[[], Sequence[CachedPrompts]]) -> None:
         self._find = find
         self._caches: Sequence[CachedPrompts] = ()
-        self._changed: dict[str, CachedPrompt] = {}  # since they were taken
+        self._changed: dict[tuple[str, int], CachedPrompt] = {}  # since they were taken
         self._news = asyncio.Event()
 
     def _listen(self, prompts: Sequence[CachedPrompt]) -> None:
-        self._changed |= {one.id: one for one in prompts}
+        self._changed |= {one.key: one for one in prompts}
         self._news.set()
 
     def follow(self) -> None:
@@ -78,8 +81,8 @@ class CacheFeed:
         most of it."""
         changed, self._changed = self._changed, {}
         self._news.clear()
-        for id, prompt in changed.items():
-            held = [one for cache in self._caches if (one := cache.get(id)) is not None]
+        for prompt in changed.values():
+            held = [one for cache in self._caches if (one := cache.get(prompt)) is not None]
             if held:
                 yield max(held, key=lambda one: one.cached)
             elif prompt.last:
@@ -101,6 +104,12 @@ async def cache_events(feed: CacheFeed, goes_on: Callable[[], bool]) -> AsyncGen
             await feed.wait()
     finally:
         feed.close()
+
+
+def prompt_name(headers: Mapping[str, str]) -> str:
+    """What a request calls its prompt, "" for nothing that is told of. headers: its own."""
+    name = headers.get(PROMPT_NAME, "")
+    return name if len(name) <= MOST_NAME else ""
 
 
 def caches_of(registry: Registry) -> list[CachedPrompts]:

@@ -23,6 +23,7 @@ from octavo.generate.prepare import PreparedRequest, prepare
 from octavo.generate.reply import Usage
 from octavo.server import patience
 from octavo.server.bodies import Bodies
+from octavo.server.cache_events import prompt_name
 from octavo.server.dialect import (
     AnyRoute,
     BodyRoute,
@@ -213,7 +214,8 @@ class Runner:
         asked = await while_connected(request.receive, self._media.read(asked, served))
         job = await asyncio.to_thread(prepare, asked, served)
         timeout, ttft = _left(one, job.timeout), _left(one, job.ttft)
-        job = replace(job, timeout=timeout, ttft=ttft, origin=one.id)
+        name = prompt_name(request.headers)
+        job = replace(job, timeout=timeout, ttft=ttft, prompt_name=name)
         usage = Usage(prompt=job.prompt_tokens, images=job.image_tokens, began=one.began)
         one.usage = usage
         one.operation = "text_completion" if asked.messages is None else "chat"

@@ -32,13 +32,13 @@ class Speed:
 @dataclass(frozen=True)
 class SimulatedRequest:
     """A request. prompt: its tokens; blocks: a number for each whole block of them, chained, as in
-    prefix caches; output: tokens that it will generate. origin: what its sender calls it."""
+    prefix caches; output: tokens that it will generate. name: of the prompt."""
 
     id: str
     prompt: int
     output: int
     blocks: Sequence[int] = ()
-    origin: str = ""
+    name: str = ""
 
 
 @dataclass
@@ -134,7 +134,7 @@ class SimulatedEngine:
     def _keep(self, job: SimulatedRequest) -> None:
         """Stores the blocks of a prompt; ends of prompts are forgotten before their beginnings."""
         cache, changes = self._cache, self._changes
-        prompt = changes.prompt(job.origin, job.prompt) if job.origin else None
+        prompt = changes.prompt(job.name, job.prompt) if job.name else None
         for number, block in enumerate(job.blocks, 1):
             if block not in cache:
                 cache[block] = prompt, number

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.balance.chain import text_chain
 from octavo.client.cached_prompts import CachedPrompts
-from octavo.server.cache_events import PATH, CacheFeed, cache_events
+from octavo.server.cache_events import PATH, CacheFeed, cache_events, prompt_name
 from octavo.server.http import ClientGone, while_connected
 from octavo.server.resume import Resume, Spent, ended, told
 from octavo.simulate.engine import BLOCK_TOKENS, SimulatedEngine, SimulatedRequest, Speed
@@ -58,13 +58,13 @@ class _Running:
         self._names = map(str, count())
         self._work: asyncio.Task[None] | None = None
 
-    async def run(self, prompt: bytes, tokens: int, origin: str) -> Streamed:
+    async def run(self, prompt: bytes, tokens: int, called: str) -> Streamed:
         """Numbers of tokens as they are computed, and before the first the tokens found cached."""
         name, queue = next(self._names), asyncio.Queue[int]()
         blocks = text_chain(prompt, BLOCK_TOKENS * TOKEN)
         self._queues[name] = queue
         size = len(prompt) // TOKEN + 1
-        self.engine.submit(SimulatedRequest(name, size, tokens, blocks, origin))
+        self.engine.submit(SimulatedRequest(name, size, tokens, blocks, called))
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._steps())
         try:
@@ -171,8 +171,8 @@ class SimulatedServer:
         except (ValueError, TypeError, AttributeError):
             return await _reply(send, 400, b'{"error":{"message":"the body is no such request"}}')
         try:
-            origin = Headers(scope=scope).get("x-request-id", "")
-            await while_connected(receive, self._answer(answer, origin, send))
+            called = prompt_name(Headers(scope=scope))
+            await while_connected(receive, self._answer(answer, called, send))
         except ClientGone:
             return
 
@@ -193,10 +193,10 @@ class SimulatedServer:
         with suppress(ClientGone):
             await while_connected(receive, pass_on())
 
-    async def _answer(self, answer: SimulatedAnswer, origin: str, send: Send) -> None:
+    async def _answer(self, answer: SimulatedAnswer, called: str, send: Send) -> None:
         had = 0 if answer.resume is None else len(answer.resume.tokens)
         left = answer.tokens - had
-        async with aclosing(self._running.run(answer.prompt, left, origin)) as tokens:
+        async with aclosing(self._running.run(answer.prompt, left, called)) as tokens:
             cached = await anext(tokens)
             if not answer.stream:
                 async for _ in tokens:
