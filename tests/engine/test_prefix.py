@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from octavo.backends.base import BLOCK
 from octavo.client.cached_prompts import CachedPrompts
-from octavo.engine.block_changes import BlockChanges
+from octavo.engine.block_changes import BlockChanges, CachedPrompt
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.kv import KVCache, KVState
 from octavo.engine.prefix import Match, PrefixIndex
@@ -266,6 +267,21 @@ def test_what_is_told_of_prompts_is_what_is_held(seed: int, count: int) -> None:
     index.clear()
     told.take(index.changes.take()[2])
     assert not list(told) and index.changes.take() == ([], [], [])
+
+
+def test_choices_of_a_request_have_one_prompt_between_them() -> None:
+    changes = BlockChanges()
+    first, second = changes.prompt("a", 40), changes.prompt("a", 40)
+    assert first is second and changes.prompt("a", 41) is not first
+    changes.store(1, first, 1)
+    changes.store(2, second, 2)
+    changes.remove(2, second, 2)
+    assert changes.take()[2] == [CachedPrompt("a", 40, BLOCK, last=False)]
+    changes.remove(1, first, 1)
+    assert changes.take()[2] == [CachedPrompt("a", 40, 0, last=True)]
+    left = weakref.ref(first)
+    del first, second
+    assert left() is None, "nobody has it any more"
 
 
 def test_nothing_is_told_where_nobody_asks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -33,7 +34,7 @@ class CachedPrompt(msgspec.Struct, frozen=True):
         return self.name, self.tokens
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class PromptBlocks:
     """The whole blocks of a prompt that came with its request. count: there are so many; end: so
     many leading blocks of the prompt are held."""
@@ -56,12 +57,15 @@ class BlockChanges:
     def __init__(self) -> None:
         self._stored: dict[int, None] = {}  # in their order
         self._removed: dict[int, None] = {}
-        self._prompts: dict[tuple[str, int], PromptBlocks] = {}  # that have blocks, or may get some
+        # for as long as a sequence or a block has them
+        self._prompts: WeakValueDictionary[tuple[str, int], PromptBlocks] = WeakValueDictionary()
         self._changed: dict[PromptBlocks, None] = {}
 
     def prompt(self, name: str, tokens: int) -> PromptBlocks:
-        """A prompt whose blocks may come: the same one as long as it has some."""
-        return self._prompts.get((name, tokens)) or PromptBlocks(name, tokens)
+        """A prompt whose blocks may come: the same one for all that have it."""
+        if (found := self._prompts.get((name, tokens))) is None:
+            found = self._prompts[name, tokens] = PromptBlocks(name, tokens)
+        return found
 
     def store(self, block: int, prompt: PromptBlocks | None, number: int) -> None:
         """A block has come. prompt: that it came with; number: of the block in it, from 1."""
@@ -71,7 +75,6 @@ class BlockChanges:
             self._stored[block] = None
         if prompt is not None:
             prompt.count, prompt.end = prompt.count + 1, number
-            self._prompts[prompt.name, prompt.tokens] = prompt
             self._changed[prompt] = None
 
     def remove(self, block: int, prompt: PromptBlocks | None, number: int) -> None:
@@ -87,9 +90,6 @@ class BlockChanges:
     def take(self) -> tuple[list[int], list[int], list[CachedPrompt]]:
         """What was stored, what was removed, and the prompts of which that was."""
         told = [prompt.told for prompt in self._changed]
-        for one in told:
-            if one.last:
-                del self._prompts[one.key]
         taken = list(self._stored), list(self._removed), told
         self._stored.clear()
         self._removed.clear()

@@ -23,7 +23,7 @@ SILENCE = 10.0  # seconds without a sign of life after which a feed has ended
 PAUSE = 1.0  # seconds before a feed that has ended is asked for again
 REFUSED = 300.0  # seconds before one that was refused is
 MOST_HELD = 1 << 20  # bytes of an event
-END = b"\n\n"
+EVENTS, END = "text/event-stream", b"\n\n"
 decode = msgspec.json.Decoder(CacheEvent).decode
 
 
@@ -59,11 +59,11 @@ class CacheFeeds:
     async def _listen(self, upstream: Upstream) -> float:
         """Takes over what an upstream tells, until it ends: seconds to wait then. Raises
         UpstreamFailed."""
-        headers = with_key({"accept": "text/event-stream"}, upstream)
+        headers = with_key({"accept": EVENTS}, upstream)
         answer = await self._transport.open(upstream, PATH, headers, b"", SILENCE, "GET")
         upstream.cut.add(answer.cut)
         try:
-            if answer.status != 200:
+            if answer.status != 200 or answer.media_type != EVENTS:
                 return REFUSED  # an older version, or it wants the key of an admin
             self._upstreams.listen(upstream)
             await self._read(upstream, answer)
