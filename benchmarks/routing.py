@@ -30,7 +30,7 @@ from octavo.balance.router import Router, RoutingDecision
 from octavo.gateway.body import BLOCK_TOKENS as GATEWAY_BLOCK
 from octavo.gateway.body import Relayed, read_outline
 from octavo.gateway.prompt_names import name_prompt
-from octavo.gateway.upstream import DEFAULT, Place
+from octavo.gateway.upstream import DEFAULT, ModelFigures, Place
 from octavo.gateway.upstream_cache import MOST_SENT, HeldBlocks, UpstreamCache
 from octavo.gateway.upstreams import Upstreams
 from octavo.simulate.engine import (
@@ -260,14 +260,14 @@ def upstreams_of(replicas: int, draw: random.Random) -> Upstreams:
         one.prompt_token, one.step = draw.uniform(4e-4, 6e-4), draw.uniform(0.01, 0.03)
         one.waiting, one.running = i % 4, i % 13
         one.waiting_tokens = one.waiting * draw.randrange(1, 1000)
-        upstreams.up(one, {"m": 0}, True)
+        upstreams.up(one, {"m": ModelFigures()}, True)
         if i % 2:
             lease = upstreams.choose(DEFAULT, "m", ask).lease
             assert lease is not None and lease.upstream is one
             lease.end()
         upstreams.drain(one)  # for now, so that each is the only one in its turn
     for one in upstreams:
-        upstreams.up(one, {"m": 0}, True)
+        upstreams.up(one, {"m": ModelFigures()}, True)
     return upstreams
 
 

@@ -153,13 +153,19 @@ def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 )
 @given(
     EVENTS,
-    st.builds(Ask, st.integers(0, 400), images=st.integers(0, 2), reply=st.sampled_from([0, 50])),
+    st.builds(
+        Ask,
+        st.integers(0, 400),
+        images=st.lists(st.integers(0, 3), max_size=2).map(tuple),
+        reply=st.sampled_from([0, 50]),
+    ),
     st.sets(NAMES, max_size=3),
 )
 def test_the_choice_is_that_of_looking_at_every_replica(
     events: list[Replica | tuple[str, int]], ask: Ask, barred: set[str]
 ) -> None:
-    """Of equal costs, too. Events: a replica changes, holds so many blocks, or (0) is forgotten."""
+    """Of equal costs, too. Events: a replica changes, holds so many blocks and an image, or (0) is
+    forgotten."""
     router = Router()
     ask = replace(ask, blocks=tuple(range(min(ask.tokens // 16, 20))))
     for event in events:
@@ -167,12 +173,17 @@ def test_the_choice_is_that_of_looking_at_every_replica(
             router.fleet.put(event)
         elif event[1]:
             router.index.stored(event[0], range(event[1]))
+            router.images.sent(event[0], (event[1] % 4,))
         else:
             router.remove(event[0])
         decision = router.choose(ask, barred)
         match = router.index.match(ask.blocks)
+        encoded = {
+            r.id: sum(router.images.match([i]).blocks(r.id) for i in ask.images)
+            for r in router.fleet
+        }
         able = [r for r in router.fleet if r.state == "up" and r.id not in barred]
-        costs = [(cost(r, ask, match.blocks(r.id)), r.requests, r.id) for r in able]
+        costs = [(cost(r, ask, match.blocks(r.id), encoded[r.id]), r.requests, r.id) for r in able]
         least = min(costs, key=lambda c: (c[0].total, *c[1:]), default=None)
         found = decision and (decision.cost, router.fleet[decision.replica].requests, decision.replica)  # fmt: skip
         assert found == least
@@ -180,10 +191,10 @@ def test_the_choice_is_that_of_looking_at_every_replica(
 
 def test_costs_are_milliseconds_of_what_is_left_to_do() -> None:
     replica = Replica("a", "up", 3, 2, 500, 32, 0.001, 0.02, 0.3)
-    found = cost(replica, Ask(100, images=1), 4)
+    found = cost(replica, Ask(100, images=(5,)), 4)
     assert (found.queue, found.prefill, found.images, found.cached) == (500, 36, 300, 64)
     assert found.total == 836
-    assert cost(replica, Ask(100, images=1, reply=10), 4).total == 1036
+    assert cost(replica, Ask(100, images=(5,), reply=10), 4).total == 1036
     assert cost(replica, Ask(64), 4).cached == 63  # the last token is always computed
     full = replace(replica, running=32, waiting=0, waiting_tokens=0)
     assert cost(full, Ask(1)).queue == pytest.approx(1e3 * 0.02 * 128 / 32)

@@ -23,7 +23,7 @@ from octavo.client.cached_prompts import CachedPrompts
 from octavo.engine.block_changes import CachedPrompt
 from octavo.gateway import upstream_cache
 from octavo.gateway.prompt_names import NAMED, NamedPrompt, name_prompt
-from octavo.gateway.upstream import DEFAULT, Place
+from octavo.gateway.upstream import DEFAULT, ModelFigures, Place
 from octavo.gateway.upstream_cache import UpstreamCache
 from octavo.gateway.upstreams import Upstreams
 from octavo.server.cache_events import PROMPT_NAME, CacheFeed, caches_of, prompt_name
@@ -263,7 +263,7 @@ def test_an_engine_and_its_gateway_agree() -> None:
 def test_upstreams_hear_it_by_model() -> None:
     upstreams = Upstreams()
     up = upstreams.add(Place("http://a"))
-    upstreams.up(up, {"m": 0, "n": 0}, True)
+    upstreams.up(up, {"m": ModelFigures(), "n": ModelFigures()}, True)
     for model in ("m", "n"):
         lease = upstreams.choose(DEFAULT, model, ask()).lease
         assert lease is not None

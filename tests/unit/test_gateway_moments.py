@@ -17,6 +17,7 @@ import uvloop
 from starlette.requests import Request as HttpRequest
 
 from octavo.balance.breaker import Breaker
+from octavo.balance.replica import ReplicaTimes
 from octavo.database import open_database
 from octavo.experiments.controller import Experiments
 from octavo.experiments.store import ExperimentStore
@@ -36,7 +37,7 @@ from octavo.gateway.state import TABLES
 from octavo.gateway.traffic import Dealt, Traffic
 from octavo.gateway.transport import Timeouts, Transport, failed
 from octavo.gateway.updates import Updates
-from octavo.gateway.upstream import Place, Upstream
+from octavo.gateway.upstream import ModelFigures, Place, Upstream
 from octavo.gateway.upstreams import UpstreamLease, Upstreams
 from octavo.generate.reply import Usage
 from octavo.release.controller import Releases
@@ -117,9 +118,13 @@ def test_who_keeps_a_response_and_says_nothing_is_not_waited_for(how: str) -> No
     uvloop.run(run())
 
 
-def test_upstreams_say_how_much_their_caches_hold() -> None:
-    """Nobody has to, and what is no number of tokens says nothing."""
-    cards = [b'{"id":"m","cache_tokens":640}', b'{"id":"n"}', b'{"id":"o","cache_tokens":"x"}', b'{"id":"p","cache_tokens":-1}']  # fmt: skip
+def test_upstreams_say_how_large_and_how_fast_they_are() -> None:
+    """Nobody has to, and what is no such number says nothing."""
+    cards = [
+        b'{"id":"m","cache_tokens":640,"times":{"prompt_token":0.001,"step":0.02,"image":1}}',
+        b'{"id":"n"}', b'{"id":"o","cache_tokens":"x","times":[1]}',
+        b'{"id":"p","cache_tokens":-1,"times":{"step":-1,"image":"x","prompt_token":1e300}}',
+    ]  # fmt: skip
 
     async def answers(writer: asyncio.StreamWriter) -> None:
         writer.write(whole(b'{"data":[%s]}' % b",".join(cards)))
@@ -128,8 +133,10 @@ def test_upstreams_say_how_much_their_caches_hold() -> None:
         async with upstream(answers) as url:
             transport, upstreams = Transport(Timeouts()), Upstreams()
             health = Health(upstreams, transport, HealthCheck())
-            caches, own = await health._probe(upstreams.add(Place(url)))
-            assert (caches, own) == ({"m": 640, "n": 0, "o": 0, "p": 0}, False)
+            figures, own = await health._probe(upstreams.add(Place(url)))
+            silent = dict.fromkeys("nop", ModelFigures())
+            known = ModelFigures(640, ReplicaTimes(0.001, 0.02, 1))
+            assert (figures, own) == ({"m": known, **silent}, False)
             await transport.close()
 
     uvloop.run(run())
@@ -285,7 +292,7 @@ def test_a_client_that_leaves_while_a_hedge_is_settled_leaves_nothing(
         async with upstream(answers) as one, upstream(answers) as other:
             upstreams, transport = Upstreams("least-load"), Transport(Timeouts())
             for url in (one, other):
-                upstreams.up(upstreams.add(Place(url)), {"m": 0}, False)
+                upstreams.up(upstreams.add(Place(url)), {"m": ModelFigures()}, False)
             database = open_database(None, TABLES)
             experiments = Experiments(ExperimentStore(database))
             traffic = Traffic(Releases(ReleaseStore(database)), experiments, cast(Any, None))

@@ -35,7 +35,7 @@ from octavo.gateway.job import RelayJob
 from octavo.gateway.seen import Seen
 from octavo.gateway.shadow import Shadow
 from octavo.gateway.traffic import Dealt, Traffic
-from octavo.gateway.upstream import DEFAULT, FALLBACK, Place, parse_place
+from octavo.gateway.upstream import DEFAULT, FALLBACK, ModelFigures, Place, parse_place
 from octavo.gateway.upstreams import Upstreams
 from octavo.generate.reply import Usage
 from octavo.release.controller import Assigned, Releases
@@ -176,7 +176,7 @@ def test_traces_go_on_at_upstreams() -> None:
 def known(*names: str, places: int = 256) -> Upstreams:
     upstreams = Upstreams("least-load", places)
     for name in names:
-        upstreams.up(upstreams.add(Place(f"http://{name}")), {"m": 0}, True)
+        upstreams.up(upstreams.add(Place(f"http://{name}")), {"m": ModelFigures()}, True)
     return upstreams
 
 
@@ -232,7 +232,7 @@ def test_pools_fall_back() -> None:
     async def run() -> None:
         upstreams = known("a")
         spare = upstreams.add(Place("http://b", "fallback"))
-        upstreams.up(spare, {"m": 0}, False)
+        upstreams.up(spare, {"m": ModelFigures()}, False)
         admission = UpstreamQueue(upstreams, WaitLimits(1, 0.02))
         assert (await admission.place(asked(), POOLS)).upstream.id == "a"
         upstreams.down(upstreams.get("a"), "it is gone")
@@ -249,7 +249,7 @@ def believed(upstreams: Upstreams, ask: Ask) -> dict[str, int]:
 def test_no_more_is_thought_to_be_cached_than_there_is_room_for() -> None:
     upstreams = Upstreams("random")
     for name, room in (("a", 3 * BLOCK_TOKENS + 5), ("b", 0)):
-        upstreams.up(upstreams.add(Place(f"http://{name}")), {"m": room}, True)
+        upstreams.up(upstreams.add(Place(f"http://{name}")), {"m": ModelFigures(room)}, True)
     prompts = [Ask(2000, text_chain(bytes([i]) * 2 * PREFIX_BYTES, PREFIX_BYTES), BLOCK_TOKENS) for i in range(2)]  # fmt: skip
     for ask in prompts:
         for other in ("a", "b"):
@@ -263,10 +263,10 @@ def test_nothing_is_thought_to_be_cached_after_a_restart() -> None:
     for other in ("a", "b"):
         upstreams.choose(DEFAULT, "m", ask, {"a", "b"} - {other}).lease.end(True)
     for up in upstreams:
-        upstreams.up(up, {"m": 0}, True)  # as every probe says
+        upstreams.up(up, {"m": ModelFigures()}, True)  # as every probe says
     assert believed(upstreams, ask) == {"a": BLOCK_TOKENS, "b": BLOCK_TOKENS}
     upstreams.down(upstreams.get("a"), "it is gone")
-    upstreams.up(upstreams.get("a"), {"m": 0}, True)
+    upstreams.up(upstreams.get("a"), {"m": ModelFigures()}, True)
     assert believed(upstreams, ask) == {"a": 0, "b": BLOCK_TOKENS}
 
 
@@ -276,13 +276,13 @@ def test_who_waits_for_one_pool_is_in_no_others_way() -> None:
     async def run() -> None:
         upstreams = known("a")
         canary = upstreams.add(Place("http://b", "next"))
-        upstreams.up(canary, {"m": 0, "n": 0}, True)
+        upstreams.up(canary, {"m": ModelFigures(), "n": ModelFigures()}, True)
         upstreams.down(canary, "it is gone")
         admission = UpstreamQueue(upstreams, WaitLimits())
         waiting = asyncio.create_task(admission.place(asked(), ("next", FALLBACK)))
         await asyncio.sleep(0)
         assert (await admission.place(asked(), POOLS)).upstream.id == "a"
-        upstreams.up(canary, {"m": 0, "n": 0}, True)
+        upstreams.up(canary, {"m": ModelFigures(), "n": ModelFigures()}, True)
         assert (await waiting).upstream is canary
         with pytest.raises(UnknownModel, match="pool 'default' serves 'n'; known models: m"):
             await admission.place(asked(model="n"), POOLS)
@@ -341,7 +341,7 @@ def test_who_was_removed_says_nothing_of_one_in_its_place() -> None:
     assert lease is not None
     upstreams.remove(lease.upstream)
     new = upstreams.add(Place("http://a"))
-    upstreams.up(new, {"m": 0}, True)
+    upstreams.up(new, {"m": ModelFigures()}, True)
     lease.end(False)
     found = upstreams.choose("default", "m", asked().ask).lease
     assert found is not None and found.upstream is new

@@ -7,10 +7,9 @@ from bisect import bisect_left, bisect_right
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo.balance.chain import root
-from octavo.balance.cost import Ask, cost, totals
+from octavo.balance.cost import Ask, Slots, cost, totals
 from octavo.balance.prefix_index import ReplicaMatch
 from octavo.balance.replica import FEW, REQUESTS, Fleet, Positions
 
@@ -23,31 +22,39 @@ class Policy(Protocol):
         ...
 
 
+class FleetSlots:
+    """The slots that the replicas of a fleet have in the matches of one index."""
+
+    def __init__(self) -> None:
+        self._known = -1, -1
+        self._slots: Slots = np.empty(0, np.int64)
+
+    def of(self, fleet: Fleet, match: ReplicaMatch) -> Slots:
+        if (known := (fleet.generation, match.generation)) != self._known:
+            self._known = known
+            self._slots = np.array([match.slots.get(name, -1) for name in fleet.ids], np.int64)
+        return self._slots
+
+
 class LeastCost:
     """The least cost; of equal ones the one with the fewest requests, then the first by id."""
 
     def __init__(self) -> None:
-        self._known = -1, -1
-        self._slots: NDArray[np.int64] = np.empty(0, np.int64)
+        self._slots, self._images_slots = FleetSlots(), FleetSlots()
 
     def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Positions) -> int:
         if len(able) > FEW:
-            total = totals(fleet, ask, match, self._of(fleet, match))[able]
+            images = self._images_slots.of(fleet, match.images[0] if match.images else match)
+            total = totals(fleet, ask, match, self._slots.of(fleet, match), images)[able]
             least = np.asarray(able)[total == total.min()]
             return int(least[int(fleet.table[REQUESTS, least].argmin())])
 
         def order(position: int) -> tuple[float, int]:
             one = fleet.at(position)
-            return cost(one, ask, match.blocks(one.id)).total, one.requests
+            found = cost(one, ask, match.blocks(one.id), match.encoded(one.id))
+            return found.total, one.requests
 
         return int(min(able, key=order))
-
-    def _of(self, fleet: Fleet, match: ReplicaMatch) -> NDArray[np.int64]:
-        """The slot of each replica in a match."""
-        if (known := (fleet.generation, match.generation)) != self._known:
-            self._known = known
-            self._slots = np.array([match.slots.get(name, -1) for name in fleet.ids], np.int64)
-        return self._slots
 
 
 class LeastLoad:

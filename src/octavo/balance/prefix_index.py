@@ -22,13 +22,19 @@ class ReplicaMatch:
     """The replicas that hold leading blocks of a prompt.
 
     levels: numbers of blocks with a bitmap of who holds that many at least, the most first. slots:
-    of replicas in bitmaps; size: there are so many; generation: goes up when they change.
+    of replicas in bitmaps; size: there are so many; generation: goes up when they change. images:
+    who has encoded each of the prompt's images.
     """
 
     levels: tuple[tuple[int, int], ...]
     slots: dict[str, int]
     size: int
     generation: int
+    images: tuple[ReplicaMatch, ...] = ()
+
+    def encoded(self, replica: str) -> int:
+        """Images that a replica has encoded."""
+        return sum(image.blocks(replica) for image in self.images)
 
     def blocks(self, replica: str) -> int:
         """Leading blocks that a replica holds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,6 +15,22 @@ STATES: tuple[State, ...] = get_args(State)
 STATE, REQUESTS, DRAIN, PROMPT_TOKEN, STEP, IMAGE = range(6)  # rows of a fleet's table
 FEW = 8  # replicas that take less time one by one than as columns of a table
 Positions = Sequence[int] | NDArray[np.int64]  # of replicas in a fleet, in order
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTimes:
+    """Seconds of a prompt's token, of a token of each text with one text more, and of an image; 0
+    before they are measured."""
+
+    prompt_token: float = 0.0
+    step: float = 0.0
+    image: float = 0.0
+
+    @classmethod
+    def of(cls, stats: Mapping[str, int]) -> ReplicaTimes:
+        """As an engine's counts say."""
+        image = stats.get("image_us", 0) / 1e6 / max(stats.get("images_encoded", 0), 1)
+        return cls(stats.get("prompt_token_ns", 0) / 1e9, stats.get("step_us", 0) / 1e6, image)
 
 
 @dataclass(frozen=True, slots=True)

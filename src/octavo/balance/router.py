@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.balance.cost import Ask, Cost, cost
 from octavo.balance.policies import POLICIES, Policy
-from octavo.balance.prefix_index import ReplicaPrefixes
-from octavo.balance.replica import Fleet, State
+from octavo.balance.prefix_index import ReplicaMatch, ReplicaPrefixes
+from octavo.balance.replica import Fleet, Replica, State
 
 MOST_SESSIONS = 1 << 16
+MOST_IMAGES = 256  # of a replica: those that it was sent last
 SESSION_SECONDS = 1800.0
 
 
@@ -70,7 +71,8 @@ class Candidate:
 
 
 class Router:
-    """Chooses replicas. policy: a name of `POLICIES`, or one; index: of the blocks they hold."""
+    """Chooses replicas. policy: a name of `POLICIES`, or one; index: of the blocks they hold.
+    images: of those that they were sent, and have encoded."""
 
     def __init__(
         self, policy: str | Policy = "cost", index: ReplicaPrefixes | None = None,
@@ -79,12 +81,13 @@ class Router:
         self._name = policy if isinstance(policy, str) else type(policy).__name__
         self._policy = POLICIES[policy]() if isinstance(policy, str) else policy
         self.index = ReplicaPrefixes() if index is None else index
+        self.images = ReplicaPrefixes(MOST_IMAGES)
         self.fleet = Fleet()
         self.sessions = Sessions(clock)
 
     def choose(self, ask: Ask, barred: Collection[str] = ()) -> RoutingDecision | None:
         """The replica for a request, of those that are up and not barred; None: there is none."""
-        match = self.index.match(ask.blocks)
+        match = self._match(ask)
         name, why = self.sessions.get(ask.session) if ask.session else "", "session"
         if name not in self.fleet or self.fleet[name].state != "up" or name in barred:
             able = self.fleet.those("up", barred)
@@ -94,18 +97,33 @@ class Router:
             name, why = self.fleet.ids[position], self._name
         if ask.session:
             self.sessions.put(ask.session, name)
-        return RoutingDecision(name, why, cost(self.fleet[name], ask, match.blocks(name)))
+        return RoutingDecision(name, why, self._cost(self.fleet[name], ask, match))
+
+    def _match(self, ask: Ask) -> ReplicaMatch:
+        match = self.index.match(ask.blocks)
+        if not ask.images:
+            return match
+        return replace(match, images=tuple(self.images.match((key,)) for key in ask.images))
+
+    @staticmethod
+    def _cost(replica: Replica, ask: Ask, match: ReplicaMatch) -> Cost:
+        return cost(replica, ask, match.blocks(replica.id), match.encoded(replica.id))
 
     def remove(self, replica: str) -> None:
         """Forgets a replica and what it holds."""
         self.fleet.remove(replica)
+        self.empty(replica)
+
+    def empty(self, replica: str) -> None:
+        """A replica holds nothing any more."""
         self.index.remove_replica(replica)
+        self.images.remove_replica(replica)
 
     def explain(self, ask: Ask, barred: Collection[str] = ()) -> list[Candidate]:
         """What the request costs at every replica, the least first."""
-        match = self.index.match(ask.blocks)
+        match = self._match(ask)
         all_of = [
-            Candidate(r.id, r.state, r.id in barred, r.requests, cost(r, ask, match.blocks(r.id)))
+            Candidate(r.id, r.state, r.id in barred, r.requests, self._cost(r, ask, match))
             for r in self.fleet
         ]
         return sorted(all_of, key=lambda c: (c.cost.total, c.requests, c.replica))

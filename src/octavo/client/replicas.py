@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from octavo.backends.base import BLOCK
 from octavo.balance.chain import chain
 from octavo.balance.cost import Ask
-from octavo.balance.replica import Replica, State
+from octavo.balance.replica import Replica, ReplicaTimes, State
 from octavo.balance.router import Router
 from octavo.client.base import EngineClient
 from octavo.client.cached_prompts import CachedPrompts
@@ -32,20 +32,6 @@ from octavo.errors import InvalidValue, Overloaded, RequestError
 
 MEANS = ("step_us", "slowdown_permille", "prompt_token_ns")  # stats that are no sums
 REPLY, NEWEST = 64.0, 0.1  # tokens of a reply before any has ended, and the weight of the latest
-
-
-@dataclass(frozen=True)
-class ReplicaTimes:
-    """Seconds of a prompt's token, of a step and of an image; 0 before they are measured."""
-
-    prompt_token: float
-    step: float
-    image: float
-
-    @classmethod
-    def of(cls, stats: Mapping[str, int]) -> ReplicaTimes:
-        image = stats.get("image_us", 0) / 1e6 / max(stats.get("images_encoded", 0), 1)
-        return cls(stats.get("prompt_token_ns", 0) / 1e9, stats.get("step_us", 0) / 1e6, image)
 
 
 @dataclass(eq=False)
@@ -90,7 +76,8 @@ def ask_of(request: Request, reply: float = 0.0) -> Ask:
     salt = request.salt + (f"\0{request.adapter}" if request.adapter else "")
     most = 0 if request.pool else request.params.max_tokens
     reply = reply if most is None else min(most, reply)
-    return Ask(len(keys), chain(keys, BLOCK, salt), BLOCK, len(request.images), reply=reply)
+    images = tuple(image.key for image in request.images)
+    return Ask(len(keys), chain(keys, BLOCK, salt), BLOCK, images, reply=reply)
 
 
 def engines(client: EngineClient) -> Mapping[str, EngineClient]:
@@ -234,6 +221,7 @@ class Replicas:
         """Gives a stream to an engine. Raises RequestError."""
         home.client.adopt(stream)
         cached = self._router.index.match(ask.blocks).blocks(home.name) * BLOCK
+        self._router.images.sent(home.name, ask.images)
         home.streams[stream] = ask.tokens + len(stream.given) - cached, len(stream.given)
         home.idle.clear()
         self._at[stream] = home
@@ -253,7 +241,7 @@ class Replicas:
         """An engine is ready, or has ended: what it lost goes on elsewhere."""
         for home in self._homes.values():
             if home.client is client and not client.ready:
-                self._router.index.remove_replica(home.name)
+                self._router.empty(home.name)
             if home.client.phase == "starting":  # it is known whom the one before died of
                 self._move(home)
 

@@ -13,12 +13,14 @@ from msgspec import Raw
 from octavo.balance.chain import text_chain
 from octavo.balance.cost import Ask
 from octavo.errors import InvalidValue
+from octavo.gateway.media import PromptText, read_media
 from octavo.gateway.prompt_names import name_prompt
 from octavo.server.parsing import NOT_JSON
 from octavo.server.resume import Resume
 
 PREFIX_BYTES = 512  # bytes of text that prefixes are compared by
 TOKEN = 4  # bytes of text, about
+IMAGE_TOKENS = 576  # of an image, about: a CLIP of 336 pixels in patches of 14
 BLOCK_TOKENS = PREFIX_BYTES // TOKEN  # of a prompt, that prefixes are compared by, about
 RESPONSES = "/v1/responses"
 OPERATIONS = {  # of routes, as the server calls them
@@ -30,7 +32,7 @@ OPERATIONS = {  # of routes, as the server calls them
 RESUMABLE = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
 
 
-class Outline(msgspec.Struct):
+class Outline(msgspec.Struct, dict=True):
     """Fields of any dialect that matter here."""
 
     model: str | None = None
@@ -51,16 +53,19 @@ class Outline(msgspec.Struct):
     messages: Raw = Raw()
     prompt: Raw = Raw()
     input: Raw = Raw()
+    images: Raw = Raw()  # Ollama's, beside a prompt
 
-    @property
-    def text(self) -> bytes:
-        """The prompt, as it is written."""
-        return bytes(self.messages or self.prompt or self.input)
+    @cached_property
+    def prompt_text(self) -> PromptText:
+        """The prompt, as it is written, and its images."""
+        images = b'"images":' + bytes(self.images) if bytes(self.images) else b""
+        return read_media(images + bytes(self.messages or self.prompt or self.input))
 
     @property
     def tokens(self) -> int:
         """Tokens of the prompt, about."""
-        return len(self.text) // TOKEN + 1
+        prompt = self.prompt_text
+        return len(prompt.text) // TOKEN + 1 + IMAGE_TOKENS * len(prompt.images)
 
     @property
     def previous(self) -> str | None:
@@ -117,8 +122,9 @@ class Relayed:
     def ask(self) -> Ask:
         """What routing has to know of it."""
         outline = self.outline
-        blocks = text_chain(outline.text, PREFIX_BYTES, self.salt)
-        return Ask(outline.tokens, blocks, BLOCK_TOKENS, 0, self.session)
+        prompt = outline.prompt_text
+        blocks = text_chain(prompt.text, PREFIX_BYTES, self.salt)
+        return Ask(outline.tokens, blocks, BLOCK_TOKENS, prompt.images, self.session)
 
     @cached_property
     def prompt_name(self) -> str:

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 
 import msgspec
 
+from octavo.balance.replica import ReplicaTimes
 from octavo.errors import place
 from octavo.gateway.cache_feeds import CacheFeeds
 from octavo.gateway.errors import Exhausted, UpstreamFailed
 from octavo.gateway.transport import Transport
-from octavo.gateway.upstream import Place, Upstream
+from octavo.gateway.upstream import ModelFigures, Place, Upstream
 from octavo.gateway.upstreams import Upstreams
 from octavo.server.parsing import NOT_JSON
 
 LOG = logging.getLogger("octavo.gateway")
+MOST = 1e15  # of a figure
 OWNER = "octavo"  # of the models of a server whose streams can go on elsewhere
 
 
@@ -34,7 +36,20 @@ class HealthCheck:
 class _Card(msgspec.Struct):
     id: str
     owned_by: str = ""
-    cache_tokens: object = None  # of Octavo's
+    cache_tokens: object = None  # of Octavo's, as are times
+    times: object = None
+
+    @property
+    def figures(self) -> ModelFigures:
+        size, times = self.cache_tokens, self.times
+        said = times.get if isinstance(times, dict) else {}.get
+        seconds = (_sound(said(each)) for each in ("prompt_token", "step", "image"))
+        return ModelFigures(int(_sound(size)), ReplicaTimes(*seconds))
+
+
+def _sound(number: object) -> float:
+    """A figure that can be reckoned with, 0 for none."""
+    return number if isinstance(number, int | float) and 0 <= number < MOST else 0
 
 
 class _Cards(msgspec.Struct):
@@ -89,7 +104,7 @@ class Health:
                 return self.remove(upstream)
             asked.clear()
             try:
-                caches, own = await self._probe(upstream)
+                figures, own = await self._probe(upstream)
             except Exhausted as e:
                 if str(e) != self._lack:
                     LOG.error("%s", e)
@@ -101,7 +116,7 @@ class Health:
                 good, upstream.misses, self._lack = good + 1, 0, ""
                 back = upstream.state != "down" or good >= self.check.returns
                 if upstream.state != "draining" and back:
-                    self._upstreams.up(upstream, caches, own)
+                    self._upstreams.up(upstream, figures, own)
                     self._feeds.follow(upstream)
             # one that is coming back is asked again soon, one that starts is not kept waiting
             soon = upstream.state == "starting" or (upstream.state == "down" and good)
@@ -123,9 +138,8 @@ class Health:
         if gone or upstream.misses >= self.check.misses:
             self._upstreams.down(upstream, reason)
 
-    async def _probe(self, upstream: Upstream) -> tuple[dict[str, int], bool]:
-        """The models of an upstream with the tokens of their prefix caches, 0 where it does not
-        say, and whether it is Octavo. Raises UpstreamFailed."""
+    async def _probe(self, upstream: Upstream) -> tuple[dict[str, ModelFigures], bool]:
+        """The models of an upstream, and whether it is Octavo. Raises UpstreamFailed."""
         timeout = self.check.timeout
         status, text = await self._transport.get(upstream, "/v1/models", timeout)
         if status != 200:
@@ -137,9 +151,8 @@ class Health:
             raise UpstreamFailed(
                 f"upstream {upstream.id} is no OpenAI-compatible server: /v1/models is no list"
             ) from None
-        said = {card.id: card.cache_tokens for card in cards}
-        caches = {name: max(size, 0) if isinstance(size, int) else 0 for name, size in said.items()}
-        return caches, bool(cards) and all(card.owned_by == OWNER for card in cards)
+        figures = {card.id: card.figures for card in cards}
+        return figures, bool(cards) and all(card.owned_by == OWNER for card in cards)
 
     async def close(self) -> None:
         for task in self._tasks.values():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 from urllib.parse import urlsplit
 
 from octavo.balance.breaker import Breaker
-from octavo.balance.replica import Replica, State
+from octavo.balance.replica import Replica, ReplicaTimes, State
 from octavo.errors import UsageError
 from octavo.gateway.upstream_cache import UpstreamCache
 
@@ -65,11 +65,21 @@ def parse_place(text: str, pool: str = DEFAULT, key: str | None = None) -> Place
     return Place(url, pool, key)
 
 
+@dataclass(frozen=True)
+class ModelFigures:
+    """What an upstream says of one of its models. cache_tokens: that its prefix cache has room for;
+    times: that it measures. 0 where it says nothing."""
+
+    cache_tokens: int = 0
+    times: ReplicaTimes = ReplicaTimes()
+
+
 @dataclass(eq=False)
 class Upstream:
     """own: it is Octavo, whose streams can go on elsewhere. running: requests that have their first
-    token; waiting: those that have none, with so many tokens of prompts. misses: probes that failed
-    since the last good one. cut: ends the answers that it is giving."""
+    token; waiting: those that have none, with so many tokens of prompts. prompt_token, step:
+    seconds, as the gateway has measured them; times: as it says itself, by model. misses: probes
+    that failed since the last good one. cut: ends the answers that it is giving."""
 
     place: Place
     breaker: Breaker
@@ -81,6 +91,7 @@ class Upstream:
     waiting_tokens: int = 0
     prompt_token: float = 0.0
     step: float = 0.0
+    times: Mapping[str, ReplicaTimes] = field(default_factory=dict)
     misses: int = 0
     reason: str = ""  # why it is down
     cut: set[Cut] = field(default_factory=set)
@@ -96,14 +107,15 @@ class Upstream:
     def requests(self) -> int:
         return self.running + self.waiting
 
-    def figures(self, places: int) -> Replica:
+    def figures(self, places: int, model: str) -> Replica:
         """What routing has to know."""
+        told = self.times.get(model, ReplicaTimes())
         state: State = "down" if self.state == "starting" else self.state
         if state == "up" and self.requests >= places:
             state = "full"
         return Replica(
             self.id, state, self.running, self.waiting, self.waiting_tokens, places,
-            self.prompt_token, self.step,
+            told.prompt_token or self.prompt_token, told.step or self.step, told.image,
         )  # fmt: skip
 
     def measured_prompt(self, tokens: int, seconds: float) -> None:

@@ -12,7 +12,7 @@ from octavo.balance.cost import Ask
 from octavo.balance.prefix_index import ReplicaPrefixes
 from octavo.balance.router import Candidate, Router
 from octavo.engine.block_changes import CachedPrompt
-from octavo.gateway.upstream import Place, Upstream
+from octavo.gateway.upstream import ModelFigures, Place, Upstream
 from octavo.gateway.upstream_cache import MOST_SENT, HeldBlocks, Indexes
 
 LOG = logging.getLogger("octavo.gateway")
@@ -154,17 +154,18 @@ class Upstreams:
         upstream.state = "draining"
         self.changed(upstream)
 
-    def up(self, upstream: Upstream, caches: Mapping[str, int], own: bool) -> None:
-        """A probe was answered: the upstream serves these models, with room for so many tokens in
-        their prefix caches, 0 where that is not known. After it was down they are empty."""
-        models = tuple(caches)
+    def up(self, upstream: Upstream, figures: Mapping[str, ModelFigures], own: bool) -> None:
+        """A probe was answered: the upstream serves these models. After it was down it has nothing
+        cached."""
+        models = tuple(figures)
         if upstream.state != "up":
             LOG.info("upstream %s is up: %s", upstream.id, ", ".join(models) or "no model")
         kept = () if upstream.state == "down" else models
         self._withdraw(upstream, [model for model in upstream.models if model not in kept])
         upstream.state, upstream.models, upstream.own, upstream.reason = "up", models, own, ""
-        for model, tokens in caches.items():
-            upstream.cache.resize(self._router(upstream.place.pool, model).index, tokens)
+        upstream.times = {model: each.times for model, each in figures.items()}
+        for model, each in figures.items():
+            upstream.cache.resize(self._router(upstream.place.pool, model).index, each.cache_tokens)
         self.changed(upstream)
         self.freed()
 
@@ -202,8 +203,8 @@ class Upstreams:
                 self._tripped.pop(name, None)
             else:
                 self._tripped[name] = upstream
-            figures = upstream.figures(self._places)
             for model in upstream.models:
+                figures = upstream.figures(self._places, model)
                 self._router(upstream.place.pool, model).fleet.put(figures)
 
     def _broken(self) -> set[str]:
@@ -234,6 +235,7 @@ class Upstreams:
             return Selection(None)
         upstream = self._all[route.replica]
         upstream.breaker.begin()
+        router.images.sent(upstream.id, ask.images)
         lease = UpstreamLease(self, upstream, ask, upstream.cache.begin(router.index, ask))
         self.changed(upstream)
         return Selection(lease)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from octavo.balance.replica import ReplicaTimes
 from octavo.checkpoint.pooling import Vector
 from octavo.errors import RequestError
 from octavo.generate.model import ServedModel
@@ -171,7 +172,8 @@ class RefusedRoute:
 @dataclass(frozen=True)
 class ModelCard:
     """A model, or an adapter of the model `parent`. served: None while it is not loaded.
-    cache_tokens: that its engines' KV caches have room for, 0 while they do not run."""
+    cache_tokens: that its engines' KV caches have room for; times: that they measure; 0 while they
+    do not run."""
 
     name: str
     aliases: tuple[str, ...]
@@ -180,6 +182,7 @@ class ModelCard:
     parent: str | None = None
     served: ServedModel | None = None
     cache_tokens: int = 0
+    times: ReplicaTimes = ReplicaTimes()
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.backends.base import BLOCK
+from octavo.balance.replica import ReplicaTimes
 from octavo.errors import InvalidValue
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import ModelCard
@@ -29,11 +32,12 @@ def _cards(entry: Entry) -> list[ModelCard]:
     if known is None:
         return []
     aliases, model = entry.aliases, entry.model
-    room = 0 if model is None else model.client.stats.get("blocks", 0) * BLOCK
-    own = ModelCard(entry.name, aliases, known.created, entry.state, None, model, room)
+    stats: Mapping[str, int] = {} if model is None else model.client.stats
+    figures = stats.get("blocks", 0) * BLOCK, ReplicaTimes.of(stats)
+    own = ModelCard(entry.name, aliases, known.created, entry.state, None, model, *figures)
     adapters = [
         ModelCard(
-            name, (), known.created, entry.state, entry.name, model and entry.called(name), room
+            name, (), known.created, entry.state, entry.name, model and entry.called(name), *figures
         )
         for name in entry.adapters
     ]

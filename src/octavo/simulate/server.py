@@ -156,8 +156,10 @@ class SimulatedServer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         if path == "/v1/models":
+            speed = self._simulated.speed
+            times = {"prompt_token": 1 / speed.prefill, "step": speed.step, "image": 0.0}
             card = {"id": self._simulated.model, "object": "model", "owned_by": "octavo",
-                    "cache_tokens": self._simulated.speed.cache}  # fmt: skip
+                    "cache_tokens": speed.cache, "times": times}  # fmt: skip
             return await _reply(send, 200, json.dumps({"object": "list", "data": [card]}).encode())
         if path == PATH:
             return await self._tell(receive, send)

@@ -13,7 +13,7 @@ def _card(card: ModelCard) -> dict[str, Any]:
     return {
         "id": card.name, "object": "model", "created": card.created, "owned_by": "octavo",
         "max_model_len": card.served.context if card.served else None, "parent": card.parent,
-        "cache_tokens": card.cache_tokens, "state": card.state,
+        "cache_tokens": card.cache_tokens, "times": card.times, "state": card.state,
     }  # fmt: skip
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from octavo.balance.replica import ReplicaTimes
+
 
 class TokenScore(TypedDict):
     token: str
@@ -180,6 +182,7 @@ class Model(TypedDict):
     max_model_len: int | None
     parent: str | None
     cache_tokens: int
+    times: ReplicaTimes
     state: Literal["unloaded", "loading", "ready", "unavailable"]
 
 
