@@ -12,6 +12,7 @@ import pytest
 from octavo.backends.base import BLOCK
 from octavo.gateway.body import BLOCK_TOKENS
 from tests.api.server import Server, serving
+from tests.api.test_images import drawing, shown
 from tests.waiting import until
 
 WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi".split()
@@ -139,3 +140,38 @@ def test_simulated_engines_tell_it_too(tmp_path: Path) -> None:
                 assert status == 200
                 until(lambda: guessed(gateway, body(one)) > 0.9)  # noqa: B023
                 until(lambda: guessed(gateway, body(other)) < 0.5)  # noqa: B023
+
+
+def test_requests_go_where_their_images_are_encoded(tmp_path: Path) -> None:
+    """What it takes elsewhere is known of the engines, and where of what they were sent."""
+    images = [drawing(("circle", color, (60, 40, 140, 120))) for color in ("red", "blue")]
+
+    def about(image: bytes, text: str) -> dict[str, Any]:
+        return {"messages": shown(image, text=text), "max_tokens": 1}
+
+    def costs(gateway: Server, image: bytes) -> list[float]:
+        status, found = gateway.post("/v1/route/explain", about(image, "What is it?"))
+        assert status == 200, found
+        by_name = sorted(found["candidates"], key=lambda one: servers.index(one["replica"]))
+        return [one["cost"]["images"] for one in by_name]
+
+    with (
+        serving("tiny-vlm", "--offline", log=tmp_path / "a.log") as a,
+        serving("tiny-vlm", "--offline", log=tmp_path / "b.log") as b,
+        serving(
+            "--upstream", a.url, "--upstream", b.url, log=tmp_path / "g.log", does="gateway"
+        ) as gateway,
+    ):
+        servers = [one.url.partition("://")[2] for one in (a, b)]
+        for number, (image, other) in enumerate(zip(images, reversed(servers), strict=True)):
+            assert gateway.post("/v1/upstreams/drain", {"upstream": other})[0] == 200
+            found(gateway, about(image, f"What color is the circle of drawing {number}?"))
+            assert gateway.post("/v1/upstreams/resume", {"upstream": other})[0] == 200
+            until(lambda: gateway.get("/v1/upstreams")[1].count('"state":"up"') == 2)
+        until(lambda: min(costs(gateway, drawing())) > 0)
+        for at, image in enumerate(images):
+            there, elsewhere = costs(gateway, image)[at], costs(gateway, image)[1 - at]
+            assert there == 0 < elsewhere
+            found(gateway, about(image, f"Is it a circle or a square? Or is it neither? {at}"))
+        encoded = [one.metric("octavo_images_encoded_total") for one in (a, b)]
+        assert encoded == [1, 1], "nobody had to encode one again"

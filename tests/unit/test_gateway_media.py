@@ -67,6 +67,10 @@ def test_images_are_found_and_are_no_text(write: Any) -> None:
     assert relayed(write(data(1))).ask == one, "and the same again is the same"
 
 
+def test_small_images_of_urls_are_found() -> None:
+    assert len(relayed(chat(data(1, 90))).ask.images) == 1
+
+
 @DIALECTS
 def test_another_image_is_another_prompt(write: Any) -> None:
     one, other = relayed(write(data(1))).ask, relayed(write(data(2))).ask

@@ -137,6 +137,6 @@ def _card(up: Upstream) -> dict[str, Any]:
         "id": up.id, "url": up.place.url, "pool": up.place.pool, "state": up.state,
         "reason": up.reason, "models": up.models, "resumable": up.own, "running": up.running,
         "waiting": up.waiting, "waiting_tokens": up.waiting_tokens, "breaker": up.breaker.state,
-        "tells_cache": up.cache.tells,
+        "tells_cache": up.cache.tells, "times": up.times,
         "prompt_token_seconds": up.prompt_token, "step_seconds": up.step,
     }  # fmt: skip
