@@ -17,12 +17,13 @@ from typing import Any, cast
 
 import httptools
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from octavo.errors import RequestError
 from octavo.server.dialect import ErrorBody
 from octavo.server.direct import DirectWriter
 from octavo.server.exchange import Exchange, Observer
+from octavo.server.presence import Presence
 from octavo.server.wire import Wire
 
 LINGER = 2.0  # seconds for a client to read a refusal while it still sends
@@ -81,7 +82,7 @@ class Connection(HttpToolsProtocol):
         self._error_body = error_body
         self._limits = limits
         self._observe = observe
-        self._open: list[RequestResponseCycle] = []  # requests whose response is not complete
+        self._open: list[Presence] = []  # of requests whose response is not complete
         self._deaf = False  # further input is discarded
         self._ended = False  # the client has closed its sending side
         self._parsed = 0  # callbacks of the parser so far
@@ -114,9 +115,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(Refusal(503, "the server has too many connections", "overloaded"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for cycle in self._open:
-            cycle.disconnected = True
-            cycle.message_event.set()
+        for one in self._open:
+            one.leave()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -129,7 +129,7 @@ class Connection(HttpToolsProtocol):
 
     def _probe(self, sent: int) -> None:
         """Sends the first bytes of the response, which fails if the client is gone."""
-        if not self._open or self._open[0].response_started or self.transport.is_closing():
+        if not self._open or self._open[0].cycle.response_started or self.transport.is_closing():
             return
         self.transport.begin_answer()
         if sent < len(PROBES):
@@ -138,7 +138,7 @@ class Connection(HttpToolsProtocol):
     @property
     def working(self) -> bool:
         """True while a completely received request waits for its response."""
-        return any(not c.more_body for c in self._open)
+        return any(not one.cycle.more_body for one in self._open)
 
     @property
     def leaving(self) -> bool:
@@ -250,8 +250,10 @@ class Connection(HttpToolsProtocol):
             super().on_headers_complete()
         except (httptools.HttpParserInvalidURLError, UnicodeError, AttributeError):
             raise Refusal(400, "the address cannot be read", "invalid_http") from None
-        self._open = [c for c in self._open if not c.response_complete] + [self.cycle]
-        cast(Scope, self.scope)["direct"] = DirectWriter(self.cycle, self.transport.inner.write)
+        presence, scope = Presence(self.cycle), cast(Scope, self.scope)
+        self._open = [*self._unanswered(), presence]
+        scope["presence"] = presence
+        scope["direct"] = DirectWriter(self.cycle, self.transport.inner.write)
 
     def on_body(self, body: bytes) -> None:
         self._parsed += 1
@@ -276,13 +278,16 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.transport.flush()  # a head that no body follows
-        self._open = [c for c in self._open if not c.response_complete]
+        self._open = self._unanswered()
         self._used = time.monotonic()
         super().on_response_complete()
         if self._ended and not self._open:
             self.transport.close()
         elif self._ended:
             self._probe(len(PROBES))
+
+    def _unanswered(self) -> list[Presence]:
+        return [one for one in self._open if not one.cycle.response_complete]
 
     def pause_writing(self) -> None:
         self._blocked_since = time.monotonic()
@@ -297,16 +302,15 @@ class Connection(HttpToolsProtocol):
         self._deaf = True
         self._unset_keepalive_if_required()
         last = self._open[-1] if self._open else None
-        if last is not None and not last.more_body:
-            last.keep_alive = False
+        if last is not None and not last.cycle.more_body:
+            last.cycle.keep_alive = False
             return
         answered = last is None and self._body_since is not None
-        if answered or len(self._open) > 1 or (last is not None and last.response_started):
+        if answered or len(self._open) > 1 or (last is not None and last.cycle.response_started):
             self.transport.abort()
             return
         if last is not None:
-            last.disconnected = True
-            last.message_event.set()
+            last.leave()
         body = self._error_body(refusal)
         head = (
             f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"

@@ -35,6 +35,7 @@ class Exchange:
     id: str = field(default_factory=lambda: f"req_{secrets.token_hex(12)}")  # x-request-id
     cancelled: bool = False
     listeners: set[asyncio.Task[Any]] = field(default_factory=set)  # wait for what its client says
+    at_leave: list[Callable[[], None]] = field(default_factory=list)  # hears that it has left
     operation: str = "other"  # as OpenTelemetry's conventions for generative AI call it
     key: str | None = None  # the name of the sender's key
     stream_awaited: bool = False  # a stream is wanted, and its text is not begun
@@ -70,6 +71,12 @@ class Exchange:
         self.cancelled = True
         for task in self.listeners:
             task.cancel()
+        self.left()
+
+    def left(self) -> None:
+        """Tells whoever works for it that its client has left."""
+        for tell in list(self.at_leave):
+            tell()
 
     def finish(self) -> None:
         """The request has ended, whatever its status. As its answer has been sent, what goes wrong

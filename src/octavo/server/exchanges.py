@@ -17,7 +17,7 @@ from octavo.errors import Overloaded, RequestError
 from octavo.server.dialect import ErrorBody
 from octavo.server.direct import DirectWriter
 from octavo.server.exchange import Exchange, Observer, Running
-from octavo.server.http import cancellable, refuse
+from octavo.server.http import ClientMessages, refuse
 
 REQUEST_ID = b"x-request-id"
 PLAIN = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
@@ -118,8 +118,9 @@ class ExchangeMiddleware:
         scope["exchange"], scope["error_body"] = one, found.error_body
         self._running.setdefault(one.id, []).append(scope)
         sender = Sender(send, scope, one)
+        heard = ClientMessages(receive, one, scope["type"], scope.pop("presence", None))
         try:
-            await self._app(scope, cancellable(receive, one, scope["type"]), sender)
+            await self._app(scope, heard, sender)
         except asyncio.CancelledError:
             if not sender.started:  # the end of the server does not wait for it any longer
                 late = Overloaded("the server is shutting down", code="shutting_down")

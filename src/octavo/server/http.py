@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -13,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from octavo.errors import RequestError
 from octavo.server.exchange import Exchange, exchange
+from octavo.server.presence import Presence
 
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 T = TypeVar("T")
@@ -57,37 +59,54 @@ async def silence() -> Message:
     raise AssertionError
 
 
-def cancellable(receive: Receive, one: Exchange, kind: str = "http") -> Receive:
-    """What a client sends; a request that is cancelled looks as if its client had left."""
+class ClientMessages:
+    """Receives what a client sends; a request that is cancelled looks as if its client had left.
+    presence: of the client, where its connection tells of it."""
 
-    async def heard() -> Message:
-        task = current()
+    def __init__(
+        self, receive: Receive, one: Exchange, kind: str = "http", presence: Presence | None = None
+    ) -> None:
+        self._receive, self._one, self._kind, self._presence = receive, one, kind, presence
+        if presence is not None:
+            presence.one = one
+
+    async def __call__(self) -> Message:
+        one, task = self._one, current()
         one.listeners.add(task)
         try:
             if not one.cancelled:
-                return await receive()
+                return await self._receive()
         except asyncio.CancelledError:
             if not one.cancelled or task.uncancel():  # it is cancelled for another reason, too
                 raise
         finally:
             one.listeners.discard(task)
             del task  # its error holds this frame: a cycle, in which the whole request would stay
-        return {"type": f"{kind}.disconnect"}
+        return {"type": f"{self._kind}.disconnect"}
 
-    return heard
+    def watch(self, leave: Callable[[], None]) -> Callable[[], None] | None:
+        """Has `leave` called once the client has left, until what is returned is called; None:
+        somebody has to listen for it."""
+        one, presence = self._one, self._presence
+        if presence is None or not presence.heed():
+            return None
+        if presence.gone or one.cancelled:
+            asyncio.get_running_loop().call_soon(leave)
+        one.at_leave.append(leave)
+        return partial(one.at_leave.remove, leave)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, cancelled with ClientGone if the client disconnects first."""
-    task, gone = current(), asyncio.ensure_future(_disconnect(receive))
-    before, at_work, left = task.cancelling(), True, False
+    task, at_work, left = current(), True, False
+    before = task.cancelling()
 
-    def leave(_: asyncio.Future[None]) -> None:
+    def leave() -> None:
         nonlocal left
-        if at_work:
+        if at_work and not left:
             left = task.cancel()
 
-    gone.add_done_callback(leave)
+    forget = _watch(receive, leave)
     try:
         return await work
     except asyncio.CancelledError:
@@ -96,7 +115,16 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         raise
     finally:
         at_work = False
-        gone.cancel()
+        forget()
+
+
+def _watch(receive: Receive, leave: Callable[[], None]) -> Callable[[], object]:
+    """Has `leave` called once the client has left, until what is returned is called."""
+    if isinstance(receive, ClientMessages) and (forget := receive.watch(leave)) is not None:
+        return forget
+    gone = asyncio.ensure_future(_disconnect(receive))
+    gone.add_done_callback(lambda _: leave())
+    return gone.cancel
 
 
 def current() -> asyncio.Task[Any]:

@@ -21,7 +21,7 @@ from octavo.server.endpoint import Endpoint
 from octavo.server.exchange import exchange
 from octavo.server.exchanges import internal
 from octavo.server.guard import principal
-from octavo.server.http import ClientGone, cancellable, json_response, silence, while_connected
+from octavo.server.http import ClientGone, ClientMessages, json_response, silence, while_connected
 from octavo.server.paging import page
 from octavo.server.patience import patient
 from octavo.server.runner import Runner, answering
@@ -109,7 +109,7 @@ class StoredResponses:
             await put(begun)
             try:
                 made = generate_whole(job, usage)
-                choices = await while_connected(cancellable(silence, one), made)
+                choices = await while_connected(ClientMessages(silence, one), made)
                 await asyncio.to_thread(writer.whole, choices)
                 done = writer.response
             except ClientGone:  # it is cancelled as a request
