@@ -71,9 +71,9 @@ class GatewayMetrics(Metrics):
 
     def relayed(self, one: Finished) -> None:
         """Counts a request that has ended."""
-        self._series(self._upstream, one.replica, one.version, str(one.status)).inc()
-        self._retries.inc(one.retries)
-        self._prepared.inc(one.prepared)
-        self._failovers.inc(one.failovers)
+        self._upstream.add(1, one.replica, one.version, str(one.status))
+        self._retries.add(one.retries)
+        self._prepared.add(one.prepared)
+        self._failovers.add(one.failovers)
         if one.hedges:
-            self._series(self._hedges, "yes" if one.hedge_won else "no").inc(one.hedges)
+            self._hedges.add(one.hedges, "yes" if one.hedge_won else "no")

@@ -4,42 +4,27 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator
-from functools import cache
 from itertools import accumulate
-from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     GCCollector,
-    Histogram,
     Info,
     PlatformCollector,
     ProcessCollector,
-    disable_created_metrics,
 )
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from octavo import __version__
 from octavo.generate.gaps import BOUNDS, Gaps
+from octavo.server.counts import CountSeries, HistogramSeries
 from octavo.server.engine_metrics import EngineCollector, ProcessesCollector
 from octavo.server.exchange import Exchange
 from octavo.server.exposition import exposition
 from octavo.server.metric_table import BUILD, METRICS
 from octavo.server.phases import phases
 from octavo.server.registry import Entry
-
-# A series for each, which nobody reads.
-disable_created_metrics()  # type: ignore[no-untyped-call]
-
-
-Labelled = TypeVar("Labelled", Counter, Histogram)
-
-
-def _with_labels(metric: Labelled, *labels: str) -> Labelled:
-    """The series of a metric that has these labels."""
-    return metric.labels(*labels)
 
 
 class GapsCollector(Collector):
@@ -69,8 +54,6 @@ class Metrics:
     def __init__(self, models: Iterable[Entry] = ()) -> None:
         self.registry = registry = CollectorRegistry()
         self._gaps = GapsCollector()
-        # Finding a series takes as long as counting in it, and none ever goes.
-        self._series = cache(_with_labels)
         for collector in (EngineCollector(models), ProcessesCollector(models), self._gaps):
             registry.register(collector)
         ProcessCollector(registry=registry)
@@ -96,34 +79,34 @@ class Metrics:
             for phase in ("receive", "queue", "prefill", "decode")
         }
 
-    def _counter(self, name: str) -> Counter:
-        known = METRICS[name]
-        return Counter(name, known.meaning, known.labels, registry=self.registry)
+    def _counter(self, name: str) -> CountSeries:
+        counter = CountSeries(METRICS[name])
+        self.registry.register(counter)
+        return counter
 
-    def _histogram(self, name: str) -> Histogram:
-        known, registry = METRICS[name], self.registry
-        return Histogram(
-            name, known.meaning, known.labels, registry=registry, buckets=known.buckets
-        )
+    def _histogram(self, name: str) -> HistogramSeries:
+        histogram = HistogramSeries(METRICS[name])
+        self.registry.register(histogram)
+        return histogram
 
     def finished(self, one: Exchange) -> None:
         """Counts a request that has ended."""
-        self._series(self._requests, one.route, str(one.status)).inc()
-        self._replayed.inc(one.replayed)
+        self._requests.add(1, one.route, str(one.status))
+        self._replayed.add(one.replayed)
         if one.status in (429, 503) and one.code is not None:
-            self._series(self._refused, one.code).inc()
+            self._refused.add(1, one.code)
         usage, model = one.usage, one.model
         if usage is None or model is None:
             return
         for reason in usage.finishes:
-            self._series(self._finished, model, reason).inc()
+            self._finished.add(1, model, reason)
         for sign in usage.signs:
-            self._series(self._signs, model, sign).inc()
-        self._series(self._tokens, model, "input", one.outcome).inc(usage.prompt)
-        self._series(self._tokens, model, "output", one.outcome).inc(usage.completion)
+            self._signs.add(1, model, sign)
+        self._tokens.add(usage.prompt, model, "input", one.outcome)
+        self._tokens.add(usage.completion, model, "output", one.outcome)
         if one.status == 200:
-            self._series(self._whole, one.operation, model).observe(one.seconds)
-            self._series(self._prompt, model).observe(usage.prompt)
+            self._whole.add(one.seconds, one.operation, model)
+            self._prompt.add(usage.prompt, model)
         if usage.first is not None and usage.last is not None:
             self._timed(one, model)
 
@@ -131,23 +114,23 @@ class Metrics:
         """Counts the times of a request that got tokens."""
         usage = one.usage
         assert usage is not None and usage.first is not None and usage.last is not None
-        self._series(self._first, one.operation, model).observe(one.ttft or 0.0)
-        self._series(self._generated, model).observe(usage.completion)
+        self._first.add(one.ttft or 0.0, one.operation, model)
+        self._generated.add(usage.completion, model)
         self._gaps.add(model, usage.gaps)
         if usage.completion > 1:
             mean = (usage.last - usage.first) / (usage.completion - 1)
-            self._series(self._each, one.operation, model).observe(mean)
+            self._each.add(mean, one.operation, model)
         spent = phases(one)
         for phase in self._phases.keys() & spent.keys():
-            self._series(self._phases[phase], model).observe(spent[phase])
+            self._phases[phase].add(spent[phase], model)
 
     def slow(self, model: str, cause: str) -> None:
         """Counts a request that was far slower than those before it."""
-        self._series(self._slow, model, cause).inc()
+        self._slow.add(1, model, cause)
 
     def spiked(self, model: str, cause: str) -> None:
         """Counts a spike of memory of a model's engine, or with "" of the server."""
-        self._series(self._spikes, model, cause).inc()
+        self._spikes.add(1, model, cause)
 
     def render(self) -> bytes:
         return exposition(self.registry.collect())
