@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -167,7 +167,7 @@ def test_the_choice_is_that_of_looking_at_every_replica(
     """Of equal costs, too. Events: a replica changes, holds so many blocks and an image, or (0) is
     forgotten."""
     router = Router()
-    ask = replace(ask, blocks=tuple(range(min(ask.tokens // 16, 20))))
+    ask = msgspec.structs.replace(ask, blocks=tuple(range(min(ask.tokens // 16, 20))))
     for event in events:
         if isinstance(event, Replica):
             router.fleet.put(event)
@@ -196,7 +196,7 @@ def test_costs_are_milliseconds_of_what_is_left_to_do() -> None:
     assert found.total == 836
     assert cost(replica, Ask(100, images=(5,), reply=10), 4).total == 1036
     assert cost(replica, Ask(64), 4).cached == 63  # the last token is always computed
-    full = replace(replica, running=32, waiting=0, waiting_tokens=0)
+    full = msgspec.structs.replace(replica, running=32, waiting=0, waiting_tokens=0)
     assert cost(full, Ask(1)).queue == pytest.approx(1e3 * 0.02 * 128 / 32)
 
 
@@ -251,7 +251,9 @@ def test_prefix_hash_keeps_prompts_together_and_moves_few() -> None:
     asks = [Ask(64, (n, n + 1000, n + 2000, n + 3000, 5)) for n in range(400)]
     router = router_of("prefix-hash", [Replica(f"r{i}") for i in range(8)])
     before = [chosen(router, ask) for ask in asks]
-    assert before == [chosen(router, replace(ask, blocks=(*ask.blocks[:4], 6))) for ask in asks]
+    assert before == [
+        chosen(router, msgspec.structs.replace(ask, blocks=(*ask.blocks[:4], 6))) for ask in asks
+    ]
     assert min(before.count(f"r{i}") for i in range(8)) > 20
     router.remove("r3")
     after = [chosen(router, ask) for ask in asks]
@@ -281,7 +283,7 @@ def test_requests_go_where_their_prefix_is_until_that_costs_more() -> None:
         "cost",
         160,
     )
-    router.fleet.put(replace(replicas[2], waiting=1, waiting_tokens=161))
+    router.fleet.put(msgspec.structs.replace(replicas[2], waiting=1, waiting_tokens=161))
     assert chosen(router, ask) == "r0"
     assert [c.replica for c in router.explain(ask)] == ["r0", "r1", "r2"]
     assert [c.cost.total for c in router.explain(ask)] == pytest.approx([165, 165, 166])

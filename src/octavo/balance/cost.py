@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,8 +12,7 @@ from octavo.balance.replica import DRAIN, IMAGE, PROMPT_TOKEN, STEP, Fleet, Repl
 Slots = NDArray[np.int64]  # of each replica of a fleet, -1 for one that has none
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """What is known of a request before it is routed.
 
     tokens: of its prompt. blocks: its leading blocks (`chain.py`), of `block` tokens each. images:
@@ -30,8 +28,7 @@ class Ask:
     reply: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """Milliseconds by what they go to. cached: tokens of the prompt that need no computing."""
 
     queue: float

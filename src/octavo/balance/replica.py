@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +17,7 @@ FEW = 8  # replicas that take less time one by one than as columns of a table
 Positions = Sequence[int] | NDArray[np.int64]  # of replicas in a fleet, in order
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaTimes:
+class ReplicaTimes(msgspec.Struct, frozen=True):
     """Seconds of a prompt's token, of a token of each text with one text more, and of an image; 0
     before they are measured."""
 
@@ -33,8 +32,7 @@ class ReplicaTimes:
         return cls(stats.get("prompt_token_ns", 0) / 1e9, stats.get("step_us", 0) / 1e6, image)
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
+class Replica(msgspec.Struct, frozen=True):
     """A replica as it is now.
 
     running: requests that have their first token; waiting: those that have none yet, with so many

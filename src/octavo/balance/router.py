@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from octavo.balance.cost import Ask, Cost, cost
 from octavo.balance.policies import POLICIES, Policy
 from octavo.balance.prefix_index import ReplicaMatch, ReplicaPrefixes
@@ -50,8 +52,7 @@ class Sessions:
             del self._places[session]
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingDecision:
+class RoutingDecision(msgspec.Struct, frozen=True):
     """Where a request goes, and why: the name of the policy, or "session"."""
 
     replica: str

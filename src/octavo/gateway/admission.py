@@ -7,8 +7,10 @@ import math
 import time
 from bisect import insort
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
+
+import msgspec
 
 from octavo.errors import InvalidValue, Overloaded
 from octavo.gateway.body import Relayed
@@ -141,7 +143,7 @@ class UpstreamQueue:
         waits."""
         if self.waiting or asked.keeper:
             return None
-        ask = replace(asked.ask, session="")  # which stays where it is
+        ask = msgspec.structs.replace(asked.ask, session="")  # which stays where it is
         return self._upstreams.choose(pools[0], asked.outline.model or "", ask, barred).lease
 
     async def place(

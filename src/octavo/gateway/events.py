@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """Numbers and names of a request. replica, pool: who answered, "" for nobody. seconds: until
     its end; ttft: until its first byte; itl: mean seconds between tokens. retries: before the first
     byte; failovers: after it. hedges: second upstreams that were asked; hedge_won: one of them

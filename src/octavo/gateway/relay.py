@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -289,7 +290,7 @@ class Relay:
         """
         if isinstance(error, RolledBack):
             lease.end()
-            job.dealt = replace(job.dealt, rolled_back=True)
+            job.dealt = msgspec.structs.replace(job.dealt, rolled_back=True)
             return True
         lease.end(None if error.code == "overloaded" else False)
         self._health.look(lease.upstream)
@@ -371,7 +372,7 @@ class Relay:
                 del error  # it holds this frame
         job.failovers += 1
         if job.tokens:  # of weights that only its pool is known to have
-            job.dealt = replace(job.dealt, only=lease.upstream.place.pool)
+            job.dealt = msgspec.structs.replace(job.dealt, only=lease.upstream.place.pool)
         able = self._admission.candidates(job.asked, job.dealt.pools)
         job.failed |= {up.id for up in able if not up.own}  # which would begin anew
         found = await self._first(job)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -35,8 +34,7 @@ WRITING = (*OPERATIONS["chat"], *OPERATIONS["text_completion"])  # routes
 NOT_ASKED = (401, 403, 413, 429, GONE)  # says nothing of the version
 
 
-@dataclass(frozen=True)
-class Dealt:
+class Dealt(msgspec.Struct, frozen=True):
     """Where a request goes. route: of its model; seen: reads the answer, if somebody wants to know
     of it. prompt: its tokens, about, before a variant changed it: what an answer says of them says
     something of who gave it, and errors say nothing."""
@@ -67,7 +65,7 @@ class Dealt:
         version, nobody learns from it."""
         same = pool == self.pools[0]
         assigned, seen = (self.assigned, self.seen) if same else (None, None)
-        return replace(self, only=pool, assigned=assigned, seen=seen)
+        return msgspec.structs.replace(self, only=pool, assigned=assigned, seen=seen)
 
     @property
     def version(self) -> str:
