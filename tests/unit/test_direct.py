@@ -45,12 +45,12 @@ class Streaming(Backend):
         elif path == "/few":
             self.write(one, b"between ")
         else:
-            while direct.open:
+            while direct.open():
                 self.write(one, PART)
         yield b"last"
 
     def write(self, one: Exchange, data: bytes) -> None:
-        assert one.direct is not None and one.direct.open
+        assert one.direct is not None and one.direct.open()
         one.direct.write(data)
         self.written += len(data)
 

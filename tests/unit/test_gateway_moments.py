@@ -258,7 +258,7 @@ def test_a_connection_that_nobody_reads_from_is_not_used_again() -> None:
         async with upstream(answers) as url:
             transport, up = Transport(Timeouts()), Upstream(Place(url), Breaker(time.monotonic))
             first = await transport.open(up, "/x", {}, b"{}", 10)
-            await async_until(lambda: first._connection.ended and first._connection._paused)
+            await async_until(lambda: first.connection.ended and first.connection._paused)
             first.close()
             async with asyncio.timeout(30):
                 second = await transport.open(up, "/x", {}, b"{}", 10)

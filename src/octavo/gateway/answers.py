@@ -31,8 +31,6 @@ def end_of_event(media_type: str) -> bytes:
 
 def events(data: bytes, end: bytes) -> tuple[bytes, bytes]:
     """Whole events of a stream, and the beginning of the next. end: of an event."""
-    if data.endswith(end):
-        return data, b""
     size = data.rfind(end) + len(end) if end in data else 0
     if not size and b"\r\n\r\n" in data:
         size = data.rfind(b"\r\n\r\n") + 4

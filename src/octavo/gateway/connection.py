@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any
 
 import httptools
@@ -24,12 +25,14 @@ class UpstreamConnection(asyncio.Protocol):
     """Sends one request at a time to an upstream and holds what has come of its answer.
 
     status: of the answer, 0 until its headers have come; their names are in lower case. ended: all
-    of it has come. error: why nothing more will. heard: when something came.
+    of it has come. error: why nothing more will. heard: when something came (`time.monotonic`).
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
+        self._parts: list[bytes] = []
+        self.on_body = self._parts.append  # the parser calls it, for each part of a body
         self._parser: Any = httptools.HttpResponseParser(self)
         self._reset()
 
@@ -38,8 +41,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.headers: dict[str, str] = {}
         self.ended = self._asked = self._paused = False
         self.error: Exception | None = None
-        self.heard = self._loop.time()
-        self._parts: list[bytes] = []
+        self.heard = monotonic()
+        self._parts.clear()
         self._held = 0
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Sink | None = None
@@ -78,11 +81,14 @@ class UpstreamConnection(asyncio.Protocol):
 
     def take(self) -> bytes:
         """What has come of the body since."""
-        parts, self._parts, self._held = self._parts, [], 0
+        parts = self._parts
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        self._held = 0
         if self._paused:
             self._paused = False
             self._transport.resume_reading()
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return data
 
     def close(self) -> None:
         if self._transport is not None:
@@ -92,8 +98,8 @@ class UpstreamConnection(asyncio.Protocol):
         if (waiter := self._waiter) is None or waiter.done():
             return
         try:
-            sink = None if self.ended or self.error is not None else self._sink
-            if sink is None or not sink():
+            over = self.ended or self.error is not None
+            if over or (sink := self._sink) is None or not sink():
                 waiter.set_result(None)
         except Exception as e:
             waiter.set_exception(e.with_traceback(None))  # which would hold this frame
@@ -104,7 +110,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self.heard = self._loop.time()
+        self.heard = monotonic()
         try:
             if not self._asked:
                 raise NotHttp
@@ -113,6 +119,15 @@ class UpstreamConnection(asyncio.Protocol):
             self.error = NotHttp()
             self._transport.abort()
         self._wake()
+        if self._parts:
+            self._hold(len(data))
+
+    def _hold(self, size: int) -> None:
+        """So many bytes have come that nobody has read yet."""
+        self._held += size
+        if self._held > MOST_HELD and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         unframed = self.status and "content-length" not in self.headers
@@ -134,13 +149,6 @@ class UpstreamConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         self.status = 0 if status < 200 else status  # others only say that it is at work
-
-    def on_body(self, body: bytes) -> None:
-        self._parts.append(body)
-        self._held += len(body)
-        if self._held > MOST_HELD and not self._paused:
-            self._paused = True
-            self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
         if self.status:

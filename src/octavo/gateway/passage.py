@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from octavo.gateway.answers import complete, end_of_event, events, is_cut, is_final, streamed
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.job import RelayJob, count
@@ -24,7 +22,7 @@ class Passage:
     def feed(self, data: bytes) -> bytes:
         """What can be passed on once this has come, maybe nothing. Raises NOT_JSON."""
         job, usage = self._job, self._usage
-        usage.last = time.monotonic()
+        usage.last = self._answer.connection.heard
         if usage.first is None:
             usage.first = usage.last
         if (follower := self._follower) is not None:
@@ -33,7 +31,9 @@ class Passage:
             if len(follower.tokens) > before:
                 job.tries = 0
         else:
-            ready, self._held = events(self._held + data if self._held else data, self._end)
+            if self._held or not data.endswith(self._end):
+                data, self._held = events(self._held + data, self._end)
+            ready = data
             job.chunks += 1
             job.tail = ready or job.tail
         if ready and self._seen is not None:
@@ -53,9 +53,9 @@ class Passage:
         """Writes what has come, in the midst of a stream, without waking the task that reads it:
         whether it did. Raises NOT_JSON."""
         one, direct = self._one, self._direct
-        if direct is None or one.streamed is None or not direct.open:
+        if direct is None or one.streamed is None or not direct.open():
             return False
-        if ready := self.feed(self._answer.take()):
+        if ready := self.feed(self._answer.connection.take()):
             one.sent += len(ready)
             direct.write(ready)
         return True

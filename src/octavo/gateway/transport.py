@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from time import monotonic
 from urllib.parse import SplitResult, quote, urlsplit
 
 from octavo.gateway.connection import Sink, UpstreamConnection, head_of
@@ -39,7 +40,7 @@ class Timeouts:
 
 class Answer:
     """The answer of an upstream, which is read to its end or closed. leave: is given the connection
-    then. take: what has come that was not read."""
+    then."""
 
     def __init__(
         self, connection: UpstreamConnection, who: str, idle: float,
@@ -47,8 +48,7 @@ class Answer:
     ) -> None:  # fmt: skip
         self.status, self.headers = connection.status, connection.headers
         self.media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-        self._connection, self._leave = connection, leave
-        self.take = connection.take
+        self.connection, self._leave = connection, leave
         self._who, self._idle = who, idle
         self._why: UpstreamFailed | None = None
         self._closed = False
@@ -57,23 +57,23 @@ class Answer:
 
     def _look(self) -> None:
         """Cuts an answer that has paused too long."""
-        connection, now = self._connection, self._loop.time()
+        connection, now = self.connection, monotonic()
         due = now + self._idle if connection.held else connection.heard + self._idle
         if due <= now:
             self.cut(f"said nothing for {self._idle:g} s", "upstream_timeout")
         else:
-            self._timer = self._loop.call_at(due, self._look)
+            self._timer = self._loop.call_later(due - now, self._look)
 
     def cut(self, why: str, code: str = "upstream_failed") -> None:
         """Whoever reads gets an error. Called from outside."""
         self._why = self._why or UpstreamFailed(f"upstream {self._who} {why}", code)
         if not self._closed:
-            self._connection.close()
+            self.connection.close()
 
     async def read(self, sink: Sink | None = None) -> bytes:
         """What has come, b"" at the end. sink: may take it before. Raises UpstreamFailed, and what
         `sink` raises."""
-        connection = self._connection
+        connection = self.connection
         while not connection.held:
             if self._why is not None:
                 raise self._why
@@ -96,7 +96,7 @@ class Answer:
     @property
     def over(self) -> bool:
         """All of it has come, and was read."""
-        return self._connection.ended and not self._connection.held
+        return self.connection.ended and not self.connection.held
 
     def check(self) -> None:
         """Raises UpstreamFailed for an answer that was cut."""
@@ -108,8 +108,8 @@ class Answer:
         if not self._closed:
             self._closed = True
             self._timer.cancel()
-            self._connection.forget()
-            self._leave(self._connection)
+            self.connection.forget()
+            self._leave(self.connection)
 
 
 class KeptConnections:

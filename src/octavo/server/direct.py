@@ -14,14 +14,11 @@ class DirectWriter:
     def __init__(self, cycle: RequestResponseCycle, write: Callable[[bytes], None]) -> None:
         self._cycle, self._write = cycle, write
 
-    @property
     def open(self) -> bool:
         """A part can be written now: the answer is one in chunks, its client is there and keeps
         up."""
         cycle = self._cycle
-        return cycle.chunked_encoding is True and not (
-            cycle.flow.write_paused or cycle.disconnected
-        )
+        return not (cycle.flow.write_paused or cycle.disconnected) and bool(cycle.chunked_encoding)
 
     def write(self, data: bytes) -> None:
         """Writes a part, which is not empty."""
