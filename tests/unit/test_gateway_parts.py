@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from dataclasses import replace
 from typing import cast
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -296,7 +296,7 @@ def test_what_only_one_can_answer_goes_to_no_other_when_that_is_removed() -> Non
     async def run() -> None:
         upstreams = known("a", "b", places=1)
         admission = UpstreamQueue(upstreams, WaitLimits())
-        follows = replace(asked("/v1/responses"), keeper="a")
+        follows = msgspec.structs.replace(asked("/v1/responses"), keeper="a")
         assert (await admission.place(follows, POOLS)).upstream.id == "a"
         waiting = asyncio.create_task(admission.place(follows, POOLS))
         await asyncio.sleep(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
@@ -85,8 +84,7 @@ def _number(raw: Raw, otherwise: int | None) -> int | None:
         return otherwise
 
 
-@dataclass(frozen=True)
-class Relayed:
+class Relayed(msgspec.Struct, frozen=True, dict=True):
     """A request as it is passed on. path: the route's; target: with what it was asked for. keeper:
     the only upstream that can answer it, "" for any."""
 

@@ -58,8 +58,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None = None
 
 
-def timeline(one: Exchange, usage: Usage, cause: str | None = None) -> Timeline:
-    """The time line of a request that has ended."""
+def timeline(one: Exchange, usage: Usage, spent: dict[str, float], cause: str | None) -> Timeline:
+    """The time line of a request that has ended. spent: seconds of each phase."""
 
     def since(moment: float) -> float:
         return round(moment - one.began, 6)
@@ -68,7 +68,7 @@ def timeline(one: Exchange, usage: Usage, cause: str | None = None) -> Timeline:
     return Timeline(
         id=one.id, route=one.route, model=one.model or "", status=one.status,
         began=round(time.time() - (time.monotonic() - one.began), 6), seconds=round(one.seconds, 6),
-        phases={name: round(spent, 6) for name, spent in phases(one).items()},
+        phases={name: round(seconds, 6) for name, seconds in spent.items()},
         ttft=None if one.ttft is None else round(one.ttft, 6),
         prompt_tokens=usage.prompt, cached_tokens=usage.cached,
         completion_tokens=usage.completion,
@@ -131,11 +131,11 @@ class Timelines:
         if usage is None or model is None:
             return
         spent = phases(one)
-        spent["pause"] = usage.gaps.longest
-        spent.pop("decode", None)  # as long as the answer
-        found = self._norms.setdefault(model, Norms()).excess(spent)
+        taken = spent | {"pause": usage.gaps.longest}
+        taken.pop("decode", None)  # as long as the answer
+        found = self._norms.setdefault(model, Norms()).excess(taken)
         cause = self._cause(one, usage, found[0]) if found else None
-        line = timeline(one, usage, cause)
+        line = timeline(one, usage, spent, cause)
         self.recent.append(line)
         self._parts += [(model, mark.at) for mark in usage.marks if mark.tokens]
         if found and cause:
