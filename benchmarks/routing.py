@@ -18,9 +18,11 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, count
+
+import msgspec
 
 from octavo.balance.chain import chain
 from octavo.balance.cost import Ask
@@ -125,7 +127,8 @@ class Door:
         """The replica for a job."""
         ask = Ask(job.prompt, tuple(job.blocks), BLOCK_TOKENS, reply=REPLY)
         if self._known != "blocks":  # a gateway's are larger
-            ask = replace(ask, blocks=text_blocks(job.blocks), block=GATEWAY_BLOCK)
+            blocks = text_blocks(job.blocks)
+            ask = msgspec.structs.replace(ask, blocks=blocks, block=GATEWAY_BLOCK)
         route = self.router.choose(ask)
         assert route is not None
         if self._known != "blocks":
