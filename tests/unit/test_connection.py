@@ -17,7 +17,7 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.connection import Connection, ConnectionLimits, watch
+from octavo.server.connection import OVERFLOW, Connection, ConnectionLimits, watch
 from octavo.server.dialects.openai.errors import error_body
 from octavo.server.exchange import Exchange
 from tests.waiting import until
@@ -383,6 +383,28 @@ def test_busy_connections_stay_and_others_are_told() -> None:
             sock.sendall(request("/", "Connection: close"))
             assert read_all(sock).startswith(b"HTTP/1.1 200")
         for sock in crowd:
+            sock.close()
+
+
+def test_idle_connections_make_room_while_others_are_being_refused() -> None:
+    with backend() as server:
+        busy = [server.dial() for _ in range(QUICK.connections)]
+        for sock in busy:
+            sock.sendall(request("/wait", "Connection: close"))
+        until(lambda: server.running == len(busy))
+        refused = [server.dial() for _ in range(OVERFLOW)]
+        for sock in refused:
+            sock.sendall(request())
+            assert sock.recv(65536).startswith(b"HTTP/1.1 503")  # and they stay for a while
+        server.release.set()
+        for sock in busy:
+            assert read_all(sock).startswith(b"HTTP/1.1 200")
+        for _ in range(QUICK.connections + 5):
+            sock = server.dial()
+            sock.sendall(request())
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+            refused.append(sock)
+        for sock in refused:
             sock.close()
 
 

@@ -106,12 +106,12 @@ class Connection(HttpToolsProtocol):
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wait)
         excess = len(self.connections) - self._limits.connections
-        if excess <= 0:
-            return
         others = cast("Iterable[Connection]", self.connections)
+        if excess <= 0 or excess <= sum(c.leaving for c in others) or _evict(others, self):
+            return
         if excess > OVERFLOW:
             self.transport.abort()
-        elif excess > sum(c.leaving for c in others) and not _evict(others, self):
+        else:
             self._refuse(Refusal(503, "the server has too many connections", "overloaded"))
 
     def connection_lost(self, exc: Exception | None) -> None:
