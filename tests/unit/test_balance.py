@@ -189,6 +189,19 @@ def test_the_choice_is_that_of_looking_at_every_replica(
         assert found == least
 
 
+def test_images_are_found_among_many_replicas() -> None:
+    """Replicas have come to the index of images in another order, and some have not."""
+    names = [f"r{i:02}" for i in range(12)]
+    router = router_of("cost", [Replica(name, prompt_token=0.001, image=0.5) for name in names])
+    for name in names:
+        router.index.stored(name, [1])
+    for name in names[:0:-1]:
+        router.images.sent(name, (int(name[1:]),))
+    for image in (3, 11, 7):
+        assert chosen(router, Ask(64, (1,))) == "r00"
+        assert chosen(router, Ask(64, (2,), images=(image,))) == f"r{image:02}"
+
+
 def test_costs_are_milliseconds_of_what_is_left_to_do() -> None:
     replica = Replica("a", "up", 3, 2, 500, 32, 0.001, 0.02, 0.3)
     found = cost(replica, Ask(100, images=(5,)), 4)

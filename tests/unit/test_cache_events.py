@@ -7,10 +7,13 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,12 +24,25 @@ from octavo.balance.prefix_index import ReplicaPrefixes
 from octavo.client.base import EngineClient
 from octavo.client.cached_prompts import CachedPrompts
 from octavo.engine.block_changes import CachedPrompt
+from octavo.engine.request import SamplingParams
 from octavo.gateway import upstream_cache
+from octavo.gateway.cache_feeds import MOST_HELD
 from octavo.gateway.prompt_names import NAMED, NamedPrompt, name_prompt
 from octavo.gateway.upstream import DEFAULT, ModelFigures, Place
 from octavo.gateway.upstream_cache import UpstreamCache
 from octavo.gateway.upstreams import Upstreams
-from octavo.server.cache_events import PROMPT_NAME, CacheFeed, caches_of, prompt_name
+from octavo.generate.choices import LONGER, _requests
+from octavo.generate.model import ServedModel
+from octavo.generate.prepare import PreparedRequest
+from octavo.server.cache_events import (
+    AT_ONCE,
+    MOST_NAME,
+    PROMPT_NAME,
+    CacheEvent,
+    CacheFeed,
+    caches_of,
+    prompt_name,
+)
 from octavo.server.registry import Registry
 
 # -- at a server ------------------------------------------------------------------------------
@@ -110,6 +126,26 @@ def test_who_waits_hears_at_once() -> None:
             await waiting
 
     asyncio.run(run())
+
+
+def test_events_are_no_longer_than_gateways_read() -> None:
+    largest = CacheEvent([CachedPrompt("x" * MOST_NAME, 10**9, 10**9, False)] * AT_ONCE)
+    assert len(msgspec.json.encode(largest)) < MOST_HELD
+
+
+@pytest.mark.parametrize(
+    ("prompts", "longer", "named"),
+    [([[1] * 10], 10, True), ([[1] * 10], 11, False), ([[1] * 10] * 2, 0, False)],
+)
+def test_names_are_of_one_prompt_and_not_much_longer(
+    prompts: list[list[int]], longer: int, named: bool
+) -> None:
+    name, params = "x" * (LONGER + longer), SamplingParams()
+    model = cast(ServedModel, SimpleNamespace(adapter=""))
+    job = PreparedRequest(
+        model=model, prompts=prompts, params=params, n=2, made=2, prompt_name=name
+    )
+    assert {one.prompt_name for one in _requests(job, params)} == {name if named else ""}
 
 
 # -- at a gateway -----------------------------------------------------------------------------
@@ -231,16 +267,68 @@ def test_who_is_listened_to_again_holds_what_it_tells_now() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever an upstream says; more than that no cache holds."""
-    monkeypatch.setattr(upstream_cache, "MOST_SENT", 20)
+    """Whatever an upstream says: what it told first is forgotten first."""
+    monkeypatch.setattr(upstream_cache, "MOST_TOLD", 20)
     one = Told()
     prompts = [tuple(range(10 * i, 10 * i + 8)) for i in range(50)]
     one.told(*(held_of(blocks, 1) for blocks in prompts))
-    assert len(one.index) == 16
+    assert len(one.index) == 16 and one.held(prompts[48]) == one.held(prompts[49]) == 8
+    one.told(held_of(prompts[48], 0.5))
+    assert one.held(prompts[48]) == 4, "one that shrinks is not forgotten"
     one.told(held_of(prompts[0], 0, last=True), held_of(prompts[7], 1))
-    assert one.held(prompts[7]) == 8 and len(one.index) == 16
+    assert one.held(prompts[7]) == 8 and len(one.index) == 20
     one.told(*(held_of(blocks, 0, last=True) for blocks in prompts))
     assert len(one.index) == 0
+
+
+def test_a_request_from_before_takes_nothing_of_what_is_told_now() -> None:
+    one = Told()
+    sent = one.cache.begin(one.index, ask())
+    one.told(held_of(A, 1))
+    one.cache.listen({"m": one.index})
+    one.told(held_of(A, 1))
+    one.cache.end(sent)
+    assert one.held() == 8
+    one.told(held_of(A, 0, last=True))
+    assert len(one.index) == 0
+
+
+def moved(upstreams: Upstreams) -> None:
+    upstreams.add(Place("http://a", "another"))
+
+
+def another_policy(upstreams: Upstreams) -> None:
+    upstreams.configure("least-load", 256)
+
+
+def another_model(upstreams: Upstreams) -> None:
+    (up,) = upstreams
+    upstreams.up(up, {"m": ModelFigures(), "n": ModelFigures()}, True)
+
+
+def gone_and_back(upstreams: Upstreams) -> None:
+    (up,) = upstreams
+    upstreams.down(up, "gone")
+    upstreams.up(up, {"m": ModelFigures()}, True)
+
+
+@pytest.mark.parametrize("change", [moved, another_policy, another_model, gone_and_back])
+def test_who_tells_is_to_begin_anew_once_an_index_has_forgotten_it(
+    change: Callable[[Upstreams], None],
+) -> None:
+    upstreams, asked = Upstreams(), list[str]()
+    up = upstreams.add(Place("http://a"))
+    upstreams.up(up, {"m": ModelFigures()}, True)
+    up.cache.outdated = lambda: asked.append("again")
+    upstreams.listen(up)
+    upstreams.told(up, [held_of(A, 1)])
+    upstreams.up(up, {"m": ModelFigures()}, True)  # as every probe says
+    assert asked == []
+    change(upstreams)
+    assert asked == ["again"]
+    up.cache.ignore()
+    change(upstreams)
+    assert asked == ["again"], "nobody listens"
 
 
 def test_an_engine_and_its_gateway_agree() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from octavo.balance.replica import ReplicaTimes
 from octavo.gateway.body import IMAGE_TOKENS, Relayed, read_outline
-from octavo.gateway.media import read_media
+from octavo.gateway.media import PromptText, read_media
 from octavo.gateway.upstream import DEFAULT, ModelFigures, Place
 from octavo.gateway.upstreams import Upstreams
 
@@ -96,11 +96,26 @@ def test_the_text_before_an_image_is_a_prefix_as_without_it() -> None:
 @pytest.mark.parametrize(
     "text",
     ["An image says more than words. " * 100, "image " + "x" * 900, "no sign of one " * 100, "a" * 5000,
-     f"an image: {data(1)} is its data"],
+     f"an image: {data(1)} is its data", "\u8bf7\u63cf\u8ff0\u8fd9\u5f20\u56fe\u7247image" * 100],
 )  # fmt: skip
 def test_prose_is_text(text: str) -> None:
     written = json.dumps(text).encode()
     assert read_media(written).text == written and not read_media(written).images
+
+
+def test_what_is_signed_is_no_image() -> None:
+    thinking = {"type": "thinking", "thinking": "", "signature": data(1)}
+    body = {"messages": [{"role": "assistant", "content": [thinking]}], "prompt": "image"}
+    assert len(relayed(chat(data(2)) | {"input": body}).ask.images) == 1
+    written = json.dumps({"image": "", **body}).encode()
+    assert read_media(written) == PromptText(written)
+
+
+def test_bodies_of_many_strings_or_images_take_no_longer() -> None:
+    strings = json.dumps(["image", *[""] * 1_000_000]).encode()
+    assert read_media(strings) == PromptText(strings)
+    many = json.dumps(["image", *(f"data:;base64,{i}" for i in range(1000))]).encode()
+    assert len(read_media(many).images) == 256
 
 
 def test_data_may_have_slashes_that_are_escaped() -> None:

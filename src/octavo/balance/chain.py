@@ -32,9 +32,17 @@ def chain(tokens: Sequence[int], block: int, salt: str = "") -> tuple[int, ...]:
 
 def text_chain(text: bytes, block: int, salt: str = "") -> tuple[int, ...]:
     """The numbers of the whole blocks of a text, of so many bytes each."""
-    return _chained(
-        root(salt), (crc32(text[i * block : (i + 1) * block]) for i in range(len(text) // block))
-    )
+    return chain_sums(text_sums(text, block), salt)
+
+
+def text_sums(text: bytes, block: int) -> tuple[int, ...]:
+    """A number for each whole block of a text, of so many bytes each, by what is in it."""
+    return tuple(crc32(text[i * block : (i + 1) * block]) for i in range(len(text) // block))
+
+
+def chain_sums(sums: Sequence[int], salt: str = "") -> tuple[int, ...]:
+    """The numbers of blocks that `text_sums` has looked at."""
+    return _chained(root(salt), sums)
 
 
 def _chained(start: int, blocks: Iterable[Sequence[int] | int]) -> tuple[int, ...]:

@@ -44,8 +44,9 @@ class LeastCost:
 
     def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Positions) -> int:
         if len(able) > FEW:
-            images = self._images_slots.of(fleet, match.images[0] if match.images else match)
-            total = totals(fleet, ask, match, self._slots.of(fleet, match), images)[able]
+            slots = self._slots.of(fleet, match)
+            images = self._images_slots.of(fleet, match.images[0]) if match.images else slots
+            total = totals(fleet, ask, match, slots, images)[able]
             least = np.asarray(able)[total == total.min()]
             return int(least[int(fleet.table[REQUESTS, least].argmin())])
 

@@ -18,8 +18,8 @@ Positions = Sequence[int] | NDArray[np.int64]  # of replicas in a fleet, in orde
 
 
 class ReplicaTimes(msgspec.Struct, frozen=True):
-    """Seconds of a prompt's token, of a token of each text with one text more, and of an image; 0
-    before they are measured."""
+    """Seconds of a prompt's token, of a step that gives each running text a token, and of an image;
+    0 before they are measured."""
 
     prompt_token: float = 0.0
     step: float = 0.0

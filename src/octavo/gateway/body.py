@@ -5,14 +5,15 @@ from __future__ import annotations
 import secrets
 import time
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Raw
 
-from octavo.balance.chain import text_chain
+from octavo.balance.chain import chain_sums, text_sums
 from octavo.balance.cost import Ask
 from octavo.errors import InvalidValue
-from octavo.gateway.media import PromptText, read_media
+from octavo.gateway.media import read_media
 from octavo.gateway.prompt_names import name_prompt
 from octavo.server.parsing import NOT_JSON
 from octavo.server.resume import Resume
@@ -29,6 +30,14 @@ OPERATIONS = {  # of routes, as the server calls them
     "rerank": ("/v1/rerank", "/v1/score"),
 }
 RESUMABLE = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
+
+
+class Measured(NamedTuple):
+    """A prompt. tokens: of it, about; sums: a number for each of its blocks; images: for each."""
+
+    tokens: int
+    sums: tuple[int, ...]
+    images: tuple[int, ...]
 
 
 class Outline(msgspec.Struct, dict=True):
@@ -55,16 +64,17 @@ class Outline(msgspec.Struct, dict=True):
     images: Raw = Raw()  # Ollama's, beside a prompt
 
     @cached_property
-    def prompt_text(self) -> PromptText:
-        """The prompt, as it is written, and its images."""
+    def measured(self) -> Measured:
+        """How long the prompt is, and what it is made of; its text is not kept."""
         images = b'"images":' + bytes(self.images) if bytes(self.images) else b""
-        return read_media(images + bytes(self.messages or self.prompt or self.input))
+        read = read_media(images + bytes(self.messages or self.prompt or self.input))
+        tokens = len(read.text) // TOKEN + 1 + IMAGE_TOKENS * len(read.images)
+        return Measured(tokens, text_sums(read.text, PREFIX_BYTES), read.images)
 
     @property
     def tokens(self) -> int:
         """Tokens of the prompt, about."""
-        prompt = self.prompt_text
-        return len(prompt.text) // TOKEN + 1 + IMAGE_TOKENS * len(prompt.images)
+        return self.measured.tokens
 
     @property
     def previous(self) -> str | None:
@@ -119,10 +129,9 @@ class Relayed(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def ask(self) -> Ask:
         """What routing has to know of it."""
-        outline = self.outline
-        prompt = outline.prompt_text
-        blocks = text_chain(prompt.text, PREFIX_BYTES, self.salt)
-        return Ask(outline.tokens, blocks, BLOCK_TOKENS, prompt.images, self.session)
+        prompt = self.outline.measured
+        blocks = chain_sums(prompt.sums, self.salt)
+        return Ask(prompt.tokens, blocks, BLOCK_TOKENS, prompt.images, self.session)
 
     @cached_property
     def prompt_name(self) -> str:

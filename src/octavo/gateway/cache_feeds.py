@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -15,14 +16,14 @@ from octavo.gateway.headers import with_key
 from octavo.gateway.transport import Answer, Transport
 from octavo.gateway.upstream import Upstream
 from octavo.gateway.upstreams import Upstreams
-from octavo.server.cache_events import PATH, CacheEvent
+from octavo.server.cache_events import AT_ONCE, MOST_NAME, PATH, CacheEvent
 from octavo.server.parsing import NOT_JSON
 
 LOG = logging.getLogger("octavo.gateway")
 SILENCE = 10.0  # seconds without a sign of life after which a feed has ended
 PAUSE = 1.0  # seconds before a feed that has ended is asked for again
 REFUSED = 300.0  # seconds before one that was refused is
-MOST_HELD = 1 << 20  # bytes of an event
+MOST_HELD = 2 * AT_ONCE * MOST_NAME  # bytes of an event that has not ended
 EVENTS, END = "text/event-stream", b"\n\n"
 decode = msgspec.json.Decoder(CacheEvent).decode
 
@@ -62,13 +63,16 @@ class CacheFeeds:
         headers = with_key({"accept": EVENTS}, upstream)
         answer = await self._transport.open(upstream, PATH, headers, b"", SILENCE, "GET")
         upstream.cut.add(answer.cut)
+        upstream.cache.outdated = partial(answer.cut, "is to tell all it holds")
         try:
+            if upstream.state != "up":
+                return PAUSE  # since it was asked: who comes back has nothing cached
             if answer.status != 200 or answer.media_type != EVENTS:
                 return REFUSED  # an older version, or it wants the key of an admin
             self._upstreams.listen(upstream)
             await self._read(upstream, answer)
         finally:
-            upstream.cache.tells = False
+            upstream.cache.ignore()
             upstream.cut.discard(answer.cut)
             answer.close()
         return PAUSE

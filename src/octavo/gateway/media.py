@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from zlib import crc32
 
 SIGNS = (b"image", b"video", b"audio")  # one of them is in every body that has any
+OPAQUE = (b"signature", b"encrypted_content")  # fields of base64 that is none
 LONG = 1024  # bytes of a string from which on it may be data
 HEAD = 128  # bytes that a `data:` URL begins with, at most
 TAIL = 256  # bytes at the end of it that are looked at: prose has a space among them
-BASE64 = re.compile(rb"[A-Za-z0-9+/_\\-]+={0,2}")  # some write \/ for /
+BASE64 = re.compile(rb"(?:[A-Za-z0-9+/_-]|\\/)+={0,2}")  # some write \/ for /
 ADDRESS = re.compile(rb'"(?:image|video)_url"\s*:\s*(?:\{\s*"url"\s*:\s*)?"(https?://[^"]*)"')
+MOST_STRINGS = 1 << 16  # of a body that is looked through
+MOST_IMAGES = 256
 
 
 @dataclass(frozen=True)
@@ -28,16 +31,16 @@ class PromptText:
 
 def read_media(text: bytes) -> PromptText:
     """What is text in a prompt, and its images."""
-    if not any(sign in text for sign in SIGNS):
+    if not any(sign in text for sign in SIGNS) or text.count(b'"') > 2 * MOST_STRINGS:
         return PromptText(text)
     parts, images = text.split(b'"'), []
     for i, part in enumerate(parts):
-        if _is_data(part):
+        if _is_data(part) and parts[max(i - 2, 0)] not in OPAQUE:
             number = hash((crc32(part), len(part)))
             images.append(number)
             parts[i] = b"%x" % (number & (1 << 64) - 1)
     images += [hash((crc32(found), len(found))) for found in ADDRESS.findall(text)]
-    return PromptText(b'"'.join(parts), tuple(images))
+    return PromptText(b'"'.join(parts), tuple(images[:MOST_IMAGES]))
 
 
 def _is_data(part: bytes) -> bool:

@@ -7,7 +7,7 @@ as are told for as long as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,23 +18,27 @@ from octavo.gateway.body import BLOCK_TOKENS
 from octavo.gateway.prompt_names import NamedPrompt
 
 MOST_SENT = 1 << 16  # blocks of prompts that are remembered of each upstream
+MOST_TOLD = 1 << 19  # of all prompts that one tells of, those that they share counted for each
 Indexes = Mapping[str, ReplicaPrefixes]  # by model
 
 
 @dataclass(frozen=True)
 class HeldBlocks:
-    """Blocks that are held of a prompt, as an index has noted."""
+    """Blocks that are held of a prompt, as an index has noted in an epoch."""
 
+    epoch: int
     index: ReplicaPrefixes
     blocks: tuple[int, ...]
 
 
 class UpstreamCache:
     """The prefix caches of one upstream, which indexes know by its name. tells: it says what they
-    hold."""
+    hold. outdated: has it begin anew, as long as it does. An epoch ends when all is forgotten."""
 
     def __init__(self, upstream: str) -> None:
         self.tells = False
+        self.outdated: Callable[[], None] | None = None
+        self._epoch = 0
         self._upstream = upstream
         self._told: dict[tuple[str, int], HeldBlocks] = {}  # by prompt
         self._blocks = 0  # of all of them
@@ -52,12 +56,12 @@ class UpstreamCache:
 
     def end(self, held: HeldBlocks | None) -> None:
         """A request has ended."""
-        if held is not None:
+        if held is not None and held.epoch == self._epoch:
             held.index.release(self._upstream, held.blocks)
 
     def _hold(self, index: ReplicaPrefixes, blocks: tuple[int, ...]) -> HeldBlocks:
         index.hold(self._upstream, blocks)
-        return HeldBlocks(index, blocks)
+        return HeldBlocks(self._epoch, index, blocks)
 
     def told(self, prompts: Iterable[CachedPrompt], indexes: Indexes) -> None:
         """The upstream tells what it holds of these prompts."""
@@ -68,18 +72,34 @@ class UpstreamCache:
     def _take(self, told: CachedPrompt, named: NamedPrompt, indexes: Indexes) -> None:
         before, index = self._told.pop(told.key, None), indexes.get(named.model)
         blocks = () if told.last else named.blocks[: named.held(told)]
-        if blocks and index is not None and self._blocks + len(blocks) <= MOST_SENT:
+        if blocks and index is not None:
             self._told[told.key] = self._hold(index, blocks)
             self._blocks += len(blocks)
         if before is not None:  # afterwards: what both hold is never gone
-            self._blocks -= len(before.blocks)
-            self.end(before)
+            self._let_go(before)
+        while self._blocks > MOST_TOLD:
+            self._let_go(self._told.pop(next(iter(self._told))))
+
+    def _let_go(self, held: HeldBlocks) -> None:
+        self._blocks -= len(held.blocks)
+        self.end(held)
 
     def listen(self, indexes: Indexes) -> None:
         """The upstream begins to tell, all that it holds first: what was noted elsewhere is none of
         it."""
+        self.forget()
         self.tells = True
-        self._told.clear()
-        self._blocks = 0
         for index in indexes.values():
             index.remove_replica(self._upstream)
+
+    def ignore(self) -> None:
+        """The upstream does not tell any more; what is known is what it may hold."""
+        self.tells, self.outdated = False, None
+
+    def forget(self) -> None:
+        """Indexes have forgotten the upstream: what it tells now would be but a part."""
+        self._epoch += 1
+        self._told.clear()
+        self._blocks = 0
+        if self.tells and self.outdated is not None:
+            self.outdated()

@@ -122,6 +122,8 @@ class Upstreams:
         """Chooses so from now on. Another policy forgets sessions and sent prefixes."""
         if policy != self._policy:
             self._routers.clear()
+            for upstream in self:
+                upstream.cache.forget()
         self._policy, self._places = policy, places
         for upstream in self:
             self.changed(upstream)
@@ -162,6 +164,8 @@ class Upstreams:
             LOG.info("upstream %s is up: %s", upstream.id, ", ".join(models) or "no model")
         kept = () if upstream.state == "down" else models
         self._withdraw(upstream, [model for model in upstream.models if model not in kept])
+        if set(models) - set(upstream.models):
+            upstream.cache.forget()  # it may have told of those before
         upstream.state, upstream.models, upstream.own, upstream.reason = "up", models, own, ""
         upstream.times = {model: each.times for model, each in figures.items()}
         for model, each in figures.items():
@@ -184,6 +188,8 @@ class Upstreams:
             cut(why)
 
     def _withdraw(self, upstream: Upstream, models: Collection[str]) -> None:
+        if models:
+            upstream.cache.forget()
         for model in models:
             if (router := self._routers.get((upstream.place.pool, model))) is not None:
                 router.remove(upstream.id)

@@ -26,6 +26,8 @@ from octavo.generate.reply import (
 )
 from octavo.text.structure import JsonSchema
 
+LONGER = 500  # characters that the name of a prompt may have beyond one for each of its tokens
+
 
 async def generate(job: PreparedRequest, usage: Usage) -> AsyncGenerator[TextDelta, None]:
     """The deltas of all choices as they come, the last of each with `finish`.
@@ -137,6 +139,8 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
     out = []
     images, group = list(job.images), secrets.token_hex(12)
     name = job.prompt_name if len(job.prompts) == 1 else ""
+    if len(name) > LONGER + len(job.prompts[0]):
+        name = ""  # names stay in memory with what they name, and must not take more
     for prompt in job.prompts:
         for i in range(1 if params.beam else job.made):
             seed = ((params.seed or 0) + i + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -29,7 +29,7 @@ PATH = "/v1/cache/events"
 PROMPT_NAME = "x-prompt-name"  # of a request
 MOST_NAME = 8000  # characters of it
 BEAT = 0.5  # seconds after which a stream shows that it is there
-AT_ONCE = 512  # prompts of an event
+AT_ONCE = 64  # prompts of an event
 encode = msgspec.json.Encoder().encode
 
 
