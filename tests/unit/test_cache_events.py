@@ -26,7 +26,7 @@ from octavo.client.cached_prompts import CachedPrompts
 from octavo.engine.block_changes import CachedPrompt
 from octavo.engine.request import SamplingParams
 from octavo.gateway import upstream_cache
-from octavo.gateway.cache_feeds import MOST_HELD
+from octavo.gateway.cache_subscriptions import MOST_HELD
 from octavo.gateway.prompt_names import NAMED, NamedPrompt, name_prompt
 from octavo.gateway.upstream import DEFAULT, ModelFigures, Place
 from octavo.gateway.upstream_cache import UpstreamCache

@@ -366,12 +366,18 @@ def test_idle_connections_make_room() -> None:
         assert idle[0].recv(65536).startswith(b"HTTP/1.1 200")
 
 
+def occupied(server: Backend) -> list[socket.socket]:
+    """As many connections as there may be, each with a request that waits."""
+    busy = [server.dial() for _ in range(QUICK.connections)]
+    for sock in busy:
+        sock.sendall(request("/wait", "Connection: close"))
+    until(lambda: server.running == len(busy))
+    return busy
+
+
 def test_busy_connections_stay_and_others_are_told() -> None:
     with backend() as server:
-        busy = [server.dial() for _ in range(QUICK.connections)]
-        for sock in busy:
-            sock.sendall(request("/wait", "Connection: close"))
-        until(lambda: server.running == len(busy))
+        busy = occupied(server)
         with server.dial() as late:
             late.sendall(request())
             assert refusal(late) == (503, "overloaded")
@@ -388,10 +394,7 @@ def test_busy_connections_stay_and_others_are_told() -> None:
 
 def test_idle_connections_make_room_while_others_are_being_refused() -> None:
     with backend() as server:
-        busy = [server.dial() for _ in range(QUICK.connections)]
-        for sock in busy:
-            sock.sendall(request("/wait", "Connection: close"))
-        until(lambda: server.running == len(busy))
+        busy = occupied(server)
         refused = [server.dial() for _ in range(OVERFLOW)]
         for sock in refused:
             sock.sendall(request())

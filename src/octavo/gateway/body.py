@@ -33,7 +33,7 @@ RESUMABLE = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
 
 
 class Measured(NamedTuple):
-    """A prompt. tokens: of it, about; sums: a number for each of its blocks; images: for each."""
+    """What routing looks at of a prompt. tokens: about; sums: of each block; images: by content."""
 
     tokens: int
     sums: tuple[int, ...]

@@ -10,7 +10,7 @@ import msgspec
 
 from octavo.balance.replica import ReplicaTimes
 from octavo.errors import place
-from octavo.gateway.cache_feeds import CacheFeeds
+from octavo.gateway.cache_subscriptions import CacheSubscriptions
 from octavo.gateway.errors import Exhausted, UpstreamFailed
 from octavo.gateway.transport import Transport
 from octavo.gateway.upstream import ModelFigures, Place, Upstream
@@ -61,7 +61,7 @@ class Health:
 
     def __init__(self, upstreams: Upstreams, transport: Transport, check: HealthCheck) -> None:
         self._upstreams, self._transport, self.check = upstreams, transport, check
-        self._feeds = CacheFeeds(upstreams, transport)
+        self._subscriptions = CacheSubscriptions(upstreams, transport)
         self._tasks: dict[Upstream, asyncio.Task[None]] = {}
         self._asked: dict[Upstream, asyncio.Event] = {}
         self._retired: set[Upstream] = set()
@@ -83,7 +83,7 @@ class Health:
             task.cancel()
         self._asked.pop(upstream, None)
         self._retired.discard(upstream)
-        self._feeds.leave(upstream)
+        self._subscriptions.leave(upstream)
         self._upstreams.remove(upstream)
 
     def retire(self, upstream: Upstream) -> None:
@@ -117,7 +117,7 @@ class Health:
                 back = upstream.state != "down" or good >= self.check.returns
                 if upstream.state != "draining" and back:
                     self._upstreams.up(upstream, figures, own)
-                    self._feeds.follow(upstream)
+                    self._subscriptions.follow(upstream)
             # one that is coming back is asked again soon, one that starts is not kept waiting
             soon = upstream.state == "starting" or (upstream.state == "down" and good)
             pause = self.check.interval / (10 if soon else 1)
@@ -157,5 +157,7 @@ class Health:
     async def close(self) -> None:
         for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), self._feeds.close(), return_exceptions=True)
+        await asyncio.gather(
+            *self._tasks.values(), self._subscriptions.close(), return_exceptions=True
+        )
         self._tasks.clear()

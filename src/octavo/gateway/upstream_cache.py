@@ -33,7 +33,7 @@ class HeldBlocks:
 
 class UpstreamCache:
     """The prefix caches of one upstream, which indexes know by its name. tells: it says what they
-    hold. outdated: has it begin anew, as long as it does. An epoch ends when all is forgotten."""
+    hold. outdated: ends what it tells, to begin anew. An epoch ends when all is forgotten."""
 
     def __init__(self, upstream: str) -> None:
         self.tells = False

@@ -20,16 +20,16 @@ from octavo.server.cache_events import AT_ONCE, MOST_NAME, PATH, CacheEvent
 from octavo.server.parsing import NOT_JSON
 
 LOG = logging.getLogger("octavo.gateway")
-SILENCE = 10.0  # seconds without a sign of life after which a feed has ended
-PAUSE = 1.0  # seconds before a feed that has ended is asked for again
+SILENCE = 10.0  # seconds without a sign of life after which a stream has ended
+PAUSE = 1.0  # seconds before one that has ended is asked for again
 REFUSED = 300.0  # seconds before one that was refused is
 MOST_HELD = 2 * AT_ONCE * MOST_NAME  # bytes of an event that has not ended
 EVENTS, END = "text/event-stream", b"\n\n"
 decode = msgspec.json.Decoder(CacheEvent).decode
 
 
-class CacheFeeds:
-    """Listens to upstreams for as long as they are followed and up."""
+class CacheSubscriptions:
+    """Streams of cache events, of the upstreams that are followed, while they are up."""
 
     def __init__(self, upstreams: Upstreams, transport: Transport) -> None:
         self._upstreams, self._transport = upstreams, transport
