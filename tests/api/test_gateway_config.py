@@ -157,6 +157,36 @@ def test_admins_change_it_and_go_back(gateway: Server, slow: Server, other: Serv
     until(lambda: list(upstreams(gateway)) == [name(slow)])
 
 
+@pytest.mark.parametrize("flag", ["true", "True", "TRUE", "1"])
+def test_what_is_only_tried_changes_nothing(gateway: Server, flag: str) -> None:
+    before = in_force(gateway)
+    tried = before["config"] | {"max_queue": 7}
+    status, body = gateway.post(f"/v1/gateway/config?dry_run={flag}", tried, ADMIN)
+    assert (status, body) == (200, {"applied": False, "changes": ["~ max_queue: 1024 -> 7"]})
+    assert in_force(gateway) == before
+
+
+def test_a_query_that_is_not_understood_changes_nothing(gateway: Server) -> None:
+    """Whoever misspells that it is only to be tried does not have it done."""
+    before, path = in_force(gateway), "/v1/gateway/config"
+    for query, says in (
+        ("dry_run=maybe", "dry_run is true, false, 1 or 0, not 'maybe'"),
+        ("dry_run", "dry_run is true, false, 1 or 0, not ''"),
+        ("dryrun=true", "the query takes dry_run and version, not 'dryrun'"),
+        ("dry_run=1&dry_run=0", "dry_run is in the query 2 times"),
+    ):
+        status, body = gateway.post(f"{path}?{query}", {}, ADMIN)
+        assert (status, body["error"]["message"]) == (400, says)
+    for action, given in (("rollback", {"version": 1}), ("reload", {})):
+        status, body = gateway.post(f"{path}/{action}?dry_run=true", given, ADMIN)
+        says = "the query takes nothing, not 'dry_run'"
+        assert (status, body["error"]["message"]) == (400, says)
+    assert gateway.get(f"{path}?versoin=1", ADMIN)[0] == 400
+    assert in_force(gateway) == before
+    done = gateway.post(f"{path}?dry_run=False", before["config"] | {"max_queue": 7}, ADMIN)[1]
+    assert done["applied"] and in_force(gateway)["config"]["max_queue"] == 7
+
+
 def test_a_file_is_compared_with_what_is_in_force(
     gateway: Server, tmp_path: Path, slow: Server
 ) -> None:

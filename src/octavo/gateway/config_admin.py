@@ -26,6 +26,7 @@ from octavo.server.runner import answering
 
 encode = msgspec.json.Encoder().encode
 T = TypeVar("T")
+FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class VersionBody(msgspec.Struct, kw_only=True):
@@ -56,6 +57,7 @@ class ConfigAdmin:
     async def show(self, request: Request) -> Response:
         """What is in force, or `?version=N` of the history."""
         require_admin(request.scope)
+        _check_names(request, "version")
         if (version := _version(request)) is None:
             applied, config = self._control.applied, self._control.config
             about = {} if applied is None else asdict(applied)
@@ -72,6 +74,8 @@ class ConfigAdmin:
         """Puts a configuration in force; `?dry_run=true` only says what it would change.
         `?version=N`: only if that is the version in force, which it was made of."""
         require_admin(request.scope)
+        _check_names(request, "dry_run", "version")
+        dry_run, made_of = _flag(request, "dry_run"), _version(request)
         async with self._bodies.whole(request) as body:
             try:
                 config = convert(msgspec.json.decode(body), GatewayConfig)
@@ -79,19 +83,19 @@ class ConfigAdmin:
                 raise InvalidValue("the body is not valid JSON in UTF-8") from None
             except UsageError as e:
                 raise InvalidValue(str(e)) from None
-        dry_run = request.query_params.get("dry_run") in ("true", "1")
-        made_of = _version(request)
         work = self._control.apply(config, asker(request), dry_run, made_of)
         return await self._done(work, dry_run)
 
     async def reload(self, request: Request) -> Response:
         """Reads the file again, as SIGHUP does."""
         require_admin(request.scope)
+        _check_names(request)
         return await self._done(self._control.reload(asker(request)))
 
     async def rollback(self, request: Request) -> Response:
         """Puts one of the history in force again, as a version of its own."""
         require_admin(request.scope)
+        _check_names(request)
         async with self._bodies.whole(request) as body:
             version = parse(body, VersionBody, Fields(), lambda _: no_bounds()).version
         config = await self._kept(version)
@@ -105,6 +109,26 @@ class ConfigAdmin:
         latest = self._control.applied
         about = {} if dry_run or latest is None else asdict(latest)
         return json_response(encode({"applied": not dry_run, "changes": lines, **about}))
+
+
+def _check_names(request: Request, *names: str) -> None:
+    """Raises InvalidValue for anything else in the query: misspelled, it would be left out, and
+    what was only to be tried would be done."""
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in names:
+            takes = " and ".join(names) or "nothing"
+            raise InvalidValue(f"the query takes {takes}, not {name[:64]!r}", name[:64])
+        if given.count(name) > 1:
+            raise InvalidValue(f"{name} is in the query {given.count(name)} times", name)
+
+
+def _flag(request: Request, name: str) -> bool:
+    """`?name=true` or `false`, in any case; False if it is not there. Raises InvalidValue."""
+    text = request.query_params.get(name, "false")
+    if (found := FLAGS.get(text.lower())) is None:
+        raise InvalidValue(f"{name} is true, false, 1 or 0, not {text[:64]!r}", name)
+    return found
 
 
 def _version(request: Request) -> int | None:
