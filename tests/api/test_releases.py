@@ -396,6 +396,45 @@ def test_commands(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_a_release_after_another_begins_where_that_has_ended() -> None:
+    async def test() -> None:
+        async with gateway(default=sound(), next=sound(), third=sound()) as at:
+
+            async def do(*words: str) -> str:
+                return await asyncio.to_thread(run, release, at, *words)
+
+            assert "requests for m, default the others" in await do("start", "m", "--canary=next")
+            await do("promote", "m", "--full")
+            with pytest.raises(OctavoError, match="stable 'next', canary 'next'$"):
+                await do("start", "m", "--canary=next")
+            assert "requests for m, next the others" in await do("start", "m", "--canary=third")
+            await do("rollback", "m")
+            assert "default gets 1 of" in await do("start", "m", "--canary=default", "--steps=100")
+
+    asyncio.run(test())
+
+
+def test_who_was_promoted_is_told_the_way_back() -> None:
+    async def test() -> None:
+        async with gateway(default=sound(), next=sound()) as at:
+
+            async def do(*words: str) -> str:
+                return await asyncio.to_thread(run, release, at, *words)
+
+            await do("start", "m", "--canary=next")
+            await do("promote", "m", "--full")
+            with pytest.raises(OctavoError, match="promoted already") as e:
+                await do("rollback", "m")
+            assert e.value.suggestions == ("octavo release start m --canary default --steps 100",)
+            await do(*e.value.suggestions[0].split()[2:])
+            await do("rollback", "m")
+            with pytest.raises(OctavoError, match="rolled back already") as e:
+                await do("rollback", "m")
+            assert e.value.suggestions == ()
+
+    asyncio.run(test())
+
+
 def test_nobody_answers() -> None:
     with pytest.raises(OctavoError, match="http://127.0.0.1:1 does not answer"):
         run(release, "http://127.0.0.1:1", "status")

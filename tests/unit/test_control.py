@@ -23,7 +23,9 @@ from octavo.gateway.traffic import Traffic
 from octavo.gateway.transport import Timeouts, Transport
 from octavo.gateway.updates import _decided, _with, _without
 from octavo.gateway.upstreams import Upstreams
+from octavo.release.machine import State
 from octavo.release.spec import convert
+from octavo.release.store import Release
 
 POOLS = {name: UpstreamPool() for name in ("default", "default-next", "other")}
 SPEC = convert({"model": "m", "stable": "default", "canary": "default-next"})
@@ -96,3 +98,20 @@ def test_an_update_begins_with_the_pools_that_it_was_planned_for() -> None:
     for pools in ({}, POOLS, {"default": UpstreamPool()}):
         with pytest.raises(InvalidValue, match="the pools of 'm' were changed meanwhile"):
             _with(GatewayConfig(pools=pools), SPEC, local)
+
+
+def test_who_serves_a_model_once_a_release_has_ended() -> None:
+    promoted = Release("r", SPEC, State("promoted", 4, 0.0, 0.0), 0.0)
+
+    async def run() -> None:
+        async with controlled() as control:
+            traffic = control._parts.traffic
+            assert traffic.serving("m", None) == "default"
+            assert traffic.serving("m", promoted) == "default-next"
+            moved = {"m": Model(pool="other")}
+            await control.apply(msgspec.structs.replace(control.config, models=moved), "admin")
+            assert traffic.serving("m", promoted) == "default-next"
+            await control.edit(partial(_without, name="default-next"), "admin")
+            assert traffic.serving("m", promoted) == "other"  # as requests go
+
+    asyncio.run(run())

@@ -11,7 +11,7 @@ import click
 
 from octavo.cli.numbers import count
 from octavo.cli.options import json_flag, together
-from octavo.cli.remote import Remote, gateway_options
+from octavo.cli.remote import Remote, ServerRefused, gateway_options
 from octavo.cli.screen import say, say_json, table, utc
 from octavo.errors import UsageError
 from octavo.yaml_file import read_yaml
@@ -36,7 +36,7 @@ def release() -> None:
 @release.command()
 @click.argument("model", required=False)
 @click.option("--canary", metavar="POOL", help="Pool of upstreams with the new version.")
-@click.option("--stable", metavar="POOL", help="Pool with the old version. [default]")
+@click.option("--stable", metavar="POOL", help="Pool with the old version. [what serves MODEL]")
 @click.option("--baseline", metavar="POOL", help="Pool of the old version to compare with.")
 @spec_options
 @gateway_options
@@ -57,9 +57,12 @@ def start(
             raise UsageError(
                 f"a release needs a {name}", "octavo release start MODEL --canary POOL"
             )
-    spec = convert({"stable": "default"} | given)
+    spec = convert(given)
     done = Remote(server, admin_key).object("/v1/releases", msgspec.to_builtins(spec))
-    say(f"{done['id']}: {spec.canary} gets {spec.plan[0][0]:.3g} of the requests for {spec.model}")
+    say(
+        f"{done['id']}: {spec.canary} gets {spec.plan[0][0]:.3g} of the requests for {spec.model}, "
+        f"{done['spec']['stable']} the others"
+    )
 
 
 def _given(file: Path | None, steps: str | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -171,4 +174,18 @@ def resume(model: str, server: str, admin_key: str | None) -> None:
 @gateway_options
 def rollback(model: str, server: str, admin_key: str | None) -> None:
     """Give all requests for MODEL to the old version at once."""
-    _act(model, "rollback", server, admin_key)
+    try:
+        _act(model, "rollback", server, admin_key)
+    except ServerRefused as e:
+        raise ServerRefused(str(e), *_way_back(Remote(server, admin_key), model)) from None
+
+
+def _way_back(gateway: Remote, model: str) -> tuple[str, ...]:
+    """What leads back to the old version of a model, if its release was promoted."""
+    found = gateway.object(f"/v1/releases?model={quote(model, safe='')}")
+    if found["phase"] != "promoted":
+        return ()
+    old, pools = found["spec"]["stable"], gateway.object("/v1/upstreams")["upstreams"]
+    if any(upstream["pool"] == old for upstream in pools):
+        return (f"octavo release start {model} --canary {old} --steps 100",)
+    return (f"octavo release update {model} --to OLD_VERSION",)

@@ -96,10 +96,11 @@ async def _serve(
     admin = Admin(upstreams, health, relay, admission)
     parts = Parts(upstreams, transport, admission, health, traffic, admin, relay)
     control = Control(Started(config, options.environ, options.file), state.history, parts)
-    trials, configs = Trials(state.releases, state.experiments, upstreams), ConfigAdmin(control)
+    trials = Trials(state.releases, state.experiments, upstreams, traffic)
     responses = Responses(state.kept, relay, upstreams, transport, health, door.check_open)
     updates = Updates(control, state.releases, upstreams, admission)
-    more = [e for each in (admin, updates, trials, configs, responses) for e in each.table()]
+    handlers = (admin, updates, trials, ConfigAdmin(control), responses)
+    more = [endpoint for each in handlers for endpoint in each.table()]
     app = create_app(
         upstreams, relay, door, metrics, batches, more, access, observe, timelines,
         options.server.ui, options.watchers,

@@ -147,6 +147,12 @@ class Traffic:
         route = self.models.get(model, OTHER)
         return Dealt(model, route, assigned, chosen, Seen() if watched else None, prompt)
 
+    def serving(self, model: str, last: Release | None) -> str:
+        """The pool that serves a model, whose last release was this and has ended."""
+        if last is not None and self.known(last.winner):
+            return last.winner
+        return self.models.get(model, OTHER).pool
+
     def sent(self, dealt: Dealt, pool: str, cut: Cut) -> None:
         """A pool is sent a request. cut: is called if its version is rolled back before
         `answered`."""

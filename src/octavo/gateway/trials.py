@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -18,11 +19,12 @@ from octavo.experiments import spec as experiment_spec
 from octavo.experiments.controller import Experiments
 from octavo.experiments.spec import Unit
 from octavo.gateway.admin import no_bounds
-from octavo.gateway.traffic import SESSION, UNIT
+from octavo.gateway.traffic import SESSION, UNIT, Traffic
 from octavo.gateway.upstreams import Upstreams
 from octavo.release import spec as release_spec
 from octavo.release.controller import Releases, Status
 from octavo.release.machine import Action
+from octavo.release.store import Release
 from octavo.server.bodies import Bodies
 from octavo.server.endpoint import Endpoint
 from octavo.server.guard import principal, require_admin
@@ -65,8 +67,10 @@ class FeedbackBody(msgspec.Struct, kw_only=True):
 class Trials:
     """Handlers that start, show and end releases and experiments."""
 
-    def __init__(self, releases: Releases, experiments: Experiments, upstreams: Upstreams) -> None:
-        self._upstreams = upstreams
+    def __init__(
+        self, releases: Releases, experiments: Experiments, upstreams: Upstreams, traffic: Traffic
+    ) -> None:
+        self._upstreams, self._traffic = upstreams, traffic
         self._releases, self._experiments = releases, experiments
         self._bodies = Bodies()
 
@@ -97,6 +101,10 @@ class Trials:
 
     async def start_release(self, request: Request) -> Response:
         spec = await self._spec(request, release_spec.convert)
+        if not spec.stable:
+            stable = self._traffic.serving(spec.model, await self._last(spec.model))
+            with _refusing():
+                spec = msgspec.structs.replace(spec, stable=stable).check()
         pools = sorted({one.place.pool for one in self._upstreams})
         for name in (spec.stable, spec.canary, spec.baseline):
             if name is not None and name not in pools:
@@ -104,7 +112,12 @@ class Trials:
                 raise InvalidValue(
                     f"no upstream is in the pool {name[:64]!r}; pools: {known}", "canary"
                 )
-        return _said(card(await asyncio.to_thread(self._releases.start, spec, asker(request))))
+        release = await asyncio.to_thread(self._releases.start, spec, asker(request))
+        return _said(card(release) | {"spec": release.spec})
+
+    async def _last(self, model: str) -> Release | None:
+        """The last release of a model, as the database has it."""
+        return (await asyncio.to_thread(self._releases.latest)).get(model)
 
     async def act(self, request: Request) -> Response:
         """Promotes, finishes, pauses, resumes or rolls back."""
@@ -160,10 +173,8 @@ class Trials:
     async def shares(self, request: Request) -> Response:
         body, id = await self._read(request, SharesBody), request.path_params["id"]
         shares = {name: weight / 100 for name, weight in body.weights.items()}
-        try:
+        with _refusing("weights"):
             await asyncio.to_thread(self._experiments.change_shares, id, shares, asker(request))
-        except UsageError as e:
-            raise InvalidValue(str(e), "weights") from None
         return _said({"id": id, "weights": body.weights})
 
     async def stop(self, request: Request) -> Response:
@@ -195,12 +206,20 @@ class Trials:
         """What a body describes. Raises RequestError."""
         require_admin(request.scope)
         async with self._bodies.whole(request) as data:
-            try:
-                return convert(msgspec.json.decode(data))
-            except NOT_JSON:
-                raise InvalidValue("the body is not valid JSON in UTF-8") from None
-            except UsageError as e:
-                raise InvalidValue(str(e)) from None
+            with _refusing():
+                try:
+                    return convert(msgspec.json.decode(data))
+                except NOT_JSON:
+                    raise InvalidValue("the body is not valid JSON in UTF-8") from None
+
+
+@contextmanager
+def _refusing(param: str | None = None) -> Iterator[None]:
+    """What is wrong with what was asked for is told to who asks."""
+    try:
+        yield
+    except UsageError as e:
+        raise InvalidValue(str(e), param) from None
 
 
 def asker(request: Request) -> str:

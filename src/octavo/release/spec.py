@@ -129,16 +129,17 @@ GUARDS = (
 class ReleaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A release of the pool `canary` in place of `stable`, for requests that name `model`.
 
-    baseline: a pool of the old version, of the canary's size, which it is compared with. alpha: how
-    likely a sound version may be rolled back, all guards together. warmup: for which latencies do
-    not count, as caches are cold. min_events: of the canary, before a step may end. max_hold: how
-    long a step may go on undecided. shadow: part of the old version's answers that the canary is
-    shown, for a guard shadow_kl.
+    stable: "" for the pool that serves the model when it begins. baseline: a pool of the old
+    version, of the canary's size, which it is compared with. alpha: how likely a sound version may
+    be rolled back, all guards together. warmup: for which latencies do not count, as caches are
+    cold. min_events: of the canary, before a step may end. max_hold: how long a step may go on
+    undecided. shadow: part of the old version's answers that the canary is shown, for a guard
+    shadow_kl.
     """
 
     model: str
-    stable: str
     canary: str
+    stable: str = ""
     baseline: str | None = None
     steps: tuple[ReleaseStep | float | str, ...] = STEPS
     guards: tuple[Guard, ...] = GUARDS
@@ -179,9 +180,11 @@ class ReleaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def check(self) -> ReleaseSpec:
         """Itself. Raises UsageError for what cannot be run."""
-        pools = [self.stable, self.canary, *([self.baseline] if self.baseline else [])]
-        if not self.model or not all(pools) or len(set(pools)) < len(pools):
-            raise UsageError(f"a release needs a model and different pools, not {', '.join(pools)}")
+        named = {"stable": self.stable, "canary": self.canary, "baseline": self.baseline}
+        pools = {name: pool for name, pool in named.items() if pool}
+        if not self.model or not self.canary or len({*pools.values()}) < len(pools):
+            given = ", ".join(f"{name} {pool!r}" for name, pool in pools.items()) or "none"
+            raise UsageError(f"a release needs a model and different pools, not {given}")
         shares = [share for share, _ in self.plan]
         if not shares or shares != sorted(set(shares)) or not 0 < shares[0] <= shares[-1] == 1:
             raise UsageError("steps grow from above 0 up to 100 %", "steps: [5, 10, 25, 50, 100]")
