@@ -29,7 +29,8 @@ def test_no_variant_changes_what_explains_its_numbers(tmp_path: Path) -> None:
     same = {"messages": [{"role": "user", "content": "Hello there, how are you?"}]}
 
     async def test() -> None:
-        async with gateway(file, default=sound()) as at, aiohttp.ClientSession() as session:
+        pools = {"default": sound(), "next": sound("nobody")}  # which requests for it do not go to
+        async with gateway(file, **pools) as at, aiohttp.ClientSession() as session:
             client = Client(session, at)
             assert (await client.admin("POST", "/v1/experiments", given))[0] == 200
             await asyncio.sleep(LOOK)

@@ -20,10 +20,11 @@ from octavo.experiments.controller import Experiments
 from octavo.experiments.spec import Unit
 from octavo.gateway.admin import no_bounds
 from octavo.gateway.traffic import SESSION, UNIT, Traffic
+from octavo.gateway.trial_pools import check_canary, check_experiment, check_release
 from octavo.gateway.upstreams import Upstreams
 from octavo.release import spec as release_spec
 from octavo.release.controller import Releases, Status
-from octavo.release.machine import Action
+from octavo.release.machine import ENDED, Action
 from octavo.release.store import Release
 from octavo.server.bodies import Bodies
 from octavo.server.endpoint import Endpoint
@@ -105,13 +106,7 @@ class Trials:
             stable = self._traffic.serving(spec.model, await self._last(spec.model))
             with _refusing():
                 spec = msgspec.structs.replace(spec, stable=stable).check()
-        pools = sorted({one.place.pool for one in self._upstreams})
-        for name in (spec.stable, spec.canary, spec.baseline):
-            if name is not None and name not in pools:
-                known = ", ".join(pools) or "none"
-                raise InvalidValue(
-                    f"no upstream is in the pool {name[:64]!r}; pools: {known}", "canary"
-                )
+        check_release(self._upstreams, spec)
         release = await asyncio.to_thread(self._releases.start, spec, asker(request))
         return _said(card(release) | {"spec": release.spec})
 
@@ -124,7 +119,9 @@ class Trials:
         body, action = await self._read(request, ModelBody), request.path_params["action"]
         if action not in get_args(Action):
             raise InvalidValue(f"action is one of {', '.join(get_args(Action))}", "action")
-        who = asker(request)
+        who, last = asker(request), await self._last(body.model)
+        if action in ("promote", "finish") and last and last.state.phase not in ENDED:
+            check_canary(self._upstreams, last.spec)
         done = await asyncio.to_thread(self._releases.act, body.model, action, who)
         return _said(card(done))
 
@@ -144,6 +141,7 @@ class Trials:
 
     async def start_experiment(self, request: Request) -> Response:
         spec = await self._spec(request, experiment_spec.convert)
+        check_experiment(self._upstreams, spec)
         await asyncio.to_thread(self._experiments.start, spec, asker(request))
         return _said({"id": spec.id, "started": True})
 

@@ -1,0 +1,36 @@
+"""What is known of upstreams, and what not yet, when a release asks for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.gateway.errors import UnknownModel
+from octavo.gateway.trial_pools import check_canary, check_release
+from octavo.gateway.upstream import ModelFigures, Place
+from octavo.gateway.upstreams import Upstreams
+from octavo.release.machine import NotNow
+from octavo.release.spec import ReleaseSpec
+
+SPEC = ReleaseSpec(model="m", stable="default", canary="next")
+
+
+def test_who_has_not_been_asked_yet_may_serve_anything() -> None:
+    upstreams = Upstreams()
+    old, new, newer = (
+        upstreams.add(Place(f"http://{at}", pool))
+        for at, pool in (("a:1", "default"), ("b:1", "next"), ("b:2", "next"))
+    )
+    check_release(upstreams, SPEC)
+    upstreams.up(old, {"m": ModelFigures()}, own=True)
+    upstreams.up(new, {"other": ModelFigures()}, own=True)
+    check_release(upstreams, SPEC)  # the newer one may serve it
+    upstreams.down(newer, "b:2 is away")
+    with pytest.raises(UnknownModel, match="pool 'next' serves 'm'; known models: other"):
+        check_release(upstreams, SPEC)
+    upstreams.up(new, {"m": ModelFigures()}, own=True)
+    check_release(upstreams, SPEC)
+    upstreams.down(old, "a:1 is away")
+    check_release(upstreams, SPEC)  # the old version may have ended
+    upstreams.drain(new)
+    with pytest.raises(NotNow, match="^no upstream of pool 'next' answers: b:2 is away$"):
+        check_canary(upstreams, SPEC)
