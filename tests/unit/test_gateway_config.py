@@ -193,3 +193,15 @@ def test_a_check_says_what_a_gateway_would_do(tmp_path: Path) -> None:
     refused = run("--config", str(file), "--max-queue", "3")
     assert refused == "--max-queue is a field of the file of --config; write it there"
     assert run("--upstream", "http://x", "--fallback", "http://x/v1") == "pools.fallback: x is in the pool default, too"  # fmt: skip
+
+
+def test_a_gateway_without_servers_is_told_where_to_name_one(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.touch()
+    with pytest.raises(UsageError, match="needs a server behind it") as e:
+        CliRunner().invoke(gateway, ["--config", str(file)], catch_exceptions=False)
+    file.write_text(e.value.suggestions[0])
+    assert "upstreams" in run("--config", str(file))
+    with pytest.raises(UsageError) as e:
+        CliRunner().invoke(gateway, [], catch_exceptions=False)
+    assert e.value.suggestions == ("--upstream http://127.0.0.1:8000",)

@@ -62,10 +62,20 @@ def test_places(text: str, place: Place) -> None:
     assert parse_place(text) == place
 
 
-@pytest.mark.parametrize("text", ["a:1", "ftp://a", "http://", "http://a:0", "http://u:p@a", "http://a?x=y", "http://a:x", "=http://a"])  # fmt: skip
-def test_what_is_no_place(text: str) -> None:
-    with pytest.raises(UsageError):
+EXAMPLE = "http://127.0.0.1:8001"
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [("a:1", "http://a:1"), ("a:1/v1", "http://a:1"), ("http://u:p@a", "http://a"),
+     ("ftp://a", EXAMPLE), ("http://", EXAMPLE), ("http://a:0", EXAMPLE), ("a:1:2", EXAMPLE),
+     ("http://a?x=y", EXAMPLE), ("http://a:x", EXAMPLE), ("=http://a", EXAMPLE)],
+)  # fmt: skip
+def test_what_is_no_place(text: str, instead: str) -> None:
+    with pytest.raises(UsageError) as e:
         parse_place(text)
+    assert e.value.suggestions == (f"--upstream {instead}",)
+    parse_place(instead)
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,10 @@ def gateway(
         return show_changes(made, running)
     access = access_of(made, given)
     if not (made.config.pools or access.admin_key):
-        raise UsageError("a gateway needs a server behind it", "--upstream http://127.0.0.1:8000")
+        hint = "--upstream http://127.0.0.1:8000"
+        if config_file is not None:
+            hint = "pools: {default: {upstreams: [http://127.0.0.1:8000]}}"
+        raise UsageError("a gateway needs a server behind it", hint)
 
     import uvloop
 

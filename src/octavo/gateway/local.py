@@ -194,8 +194,8 @@ class LocalPool:
         )  # fmt: skip
         out, error = await process.communicate()
         if process.returncode:
-            words = " ".join(error.decode(errors="replace").removeprefix("error: ").split())
-            raise UsageError(f"pools.{self.pool}.local: {words or process.returncode}")
+            why, hints = _refusal(error.decode(errors="replace"))
+            raise UsageError(f"pools.{self.pool}.local: {why or process.returncode}", *hints)
         sizes = msgspec.json.decode(out, type=_Sizes)
         self.each, self.least = sizes.total + FRONT, sizes.total - sizes.kv_cache + 16 * MIB
         return []
@@ -258,6 +258,19 @@ def sizing(spec: LocalModel, memory: str | None) -> list[str]:
         "kv-dtype": spec.kv_dtype, "activations": spec.activations,
     }  # fmt: skip
     return ["--offline", *(f"--{n}={value}" for n, value in given.items() if value is not None)]
+
+
+def _refusal(words: str) -> tuple[str, list[str]]:
+    """Why `octavo plan` plans nothing, and what it would try, as fields: its command is no concern
+    of who has written a configuration."""
+    lines = words.splitlines()
+    why = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
+    hints = []
+    for hint in (line.removeprefix("  try: ") for line in lines if line.startswith("  try: ")):
+        _, planned, rest = hint.partition(" -- ")
+        fields = [f"{o.replace('-', '_')}: {v}" for o, v in re.findall(r" --(\S+) (\S+)", rest)]
+        hints.append(", ".join(fields) or f"model: {rest}" if planned else hint)
+    return why, hints
 
 
 def resident(pid: int) -> int:

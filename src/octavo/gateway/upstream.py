@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from octavo.balance.breaker import Breaker
 from octavo.balance.replica import Replica, ReplicaTimes, State
@@ -43,26 +43,35 @@ def parse_place(text: str, pool: str = DEFAULT, key: str | None = None) -> Place
     """The place that `[POOL=]URL` names; a URL may end in /v1. Raises UsageError."""
     pool, url = split_pool(text, pool)
     url = url.strip().rstrip("/").removesuffix("/v1")
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # an address in brackets that is none
-        parts = urlsplit("")
+    parts = _split(url)
     if parts.username or parts.password:
         raise UsageError(
             "--upstream takes no password in its URL, but --upstream-key does",
             f"--upstream {parts.scheme}://{parts.netloc.rpartition('@')[2]}",
         )
+    if not (pool and _is_address(url)):
+        meant = f"http://{url}" if "://" not in text else ""
+        like = meant if _is_address(meant) else "http://127.0.0.1:8001"
+        raise UsageError(f"--upstream {text!r} is no address of a server", f"--upstream {like}")
+    return Place(url, pool, key)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:  # an address in brackets that is none
+        return urlsplit("")
+
+
+def _is_address(url: str) -> bool:
+    """Whether a server can be at a URL."""
+    parts = _split(url)
     try:
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        sound = False
+        return False
     plain = url.isascii() and url.isprintable() and " " not in url  # it is sent in headers
-    if not (sound and plain and pool) or parts.query or parts.fragment:
-        like = url if url and "/" not in url else "127.0.0.1:8001"
-        raise UsageError(
-            f"--upstream {text!r} is no address of a server", f"--upstream http://{like}"
-        )
-    return Place(url, pool, key)
+    return sound and plain and not (parts.query or parts.fragment)
 
 
 @dataclass(frozen=True)
