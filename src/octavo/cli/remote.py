@@ -41,8 +41,9 @@ class Remote:
             return send(self.url + path, self._key, data, seconds)
         except HttpRefusal as e:
             if e.status in (401, 403):
+                sent = ", and the key that was sent is none there" if self._key else ""
                 raise UsageError(
-                    f"{self.url}{path} needs an admin's key", "--admin-key KEY"
+                    f"{self.url}{path} needs an admin's key{sent}", "--admin-key KEY"
                 ) from None
             if e.message is not None:
                 raise ServerRefused(e.message) from None
