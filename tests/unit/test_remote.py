@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from octavo.cli.remote import Remote
+from octavo.cli.remote import Remote, ServerRefused
 from octavo.errors import UsageError
 
 REFUSED = b"HTTP/1.0 403 Forbidden\r\n\r\n"
 
 
-def said_of(answer: bytes, key: str | None = None) -> str:
-    """What is said of a server that answers so."""
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """The address of a server that answers once, so."""
 
     def serve() -> None:
         connection, _ = listener.accept()
@@ -25,9 +28,14 @@ def said_of(answer: bytes, key: str | None = None) -> str:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(UsageError) as e:
-            Remote(f"127.0.0.1:{listener.getsockname()[1]}", key).metrics()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         thread.join()
+
+
+def said_of(answer: bytes, key: str | None = None) -> str:
+    """What is said of a server that answers so."""
+    with answering(answer) as url, pytest.raises(UsageError) as e:
+        Remote(url, key).metrics()
     return str(e.value)
 
 
@@ -43,6 +51,31 @@ def said_of(answer: bytes, key: str | None = None) -> str:
 )
 def test_others(answer: bytes, said: str) -> None:
     assert said in said_of(answer)
+
+
+NO_ROUTE = b'HTTP/1.0 404 Not Found\r\n\r\n{"error":{"message":"there is no such route"}}'
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "says", "hint"),
+    [
+        ("/v1/releases?model=m", "k", "is no gateway: it has no /v1/releases",
+         "octavo gateway --upstream URL"),
+        ("/v1/replicas", None, "has no /v1/replicas, which octavo serve has", "curl URL/v1/upstreams"),
+        ("/v1/routes", "k", "has no /v1/routes, which octavo serve has",
+         'curl -H "Authorization: Bearer $OCTAVO_ADMIN_KEY" URL/v1/route/explain '
+         """-d '{"model": "MODEL", "prompt": "TEXT"}'"""),
+    ],
+)  # fmt: skip
+def test_the_wrong_kind_of_server(path: str, key: str | None, says: str, hint: str) -> None:
+    with answering(NO_ROUTE) as url, pytest.raises(UsageError, match=f"^{url} {says}") as e:
+        Remote(url, key).json(path)
+    assert e.value.suggestions == (hint.replace("URL", url),)
+
+
+def test_any_other_route() -> None:
+    with answering(NO_ROUTE) as url, pytest.raises(ServerRefused, match="/v1/profile: there is no"):
+        Remote(url, None).json("/v1/profile")
 
 
 def test_a_key_that_is_wrong_is_not_missing() -> None:

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from octavo.server.window import Series
 
 T = TypeVar("T")
+NO_ROUTE = "there is no such route"
+OF_GATEWAYS = ("/v1/releases", "/v1/experiments", "/v1/gateway")  # routes, which servers lack
+# Routes that gateways lack, and what these have instead.
+OF_ENGINES = {
+    "/v1/replicas": "/v1/upstreams",
+    "/v1/routes": """/v1/route/explain -d '{"model": "MODEL", "prompt": "TEXT"}'""",
+}
 READ, WAIT = 5.0, 30.0  # seconds for an answer that only says something, and for any
 
 
@@ -45,6 +52,8 @@ class Remote:
                 raise UsageError(
                     f"{self.url}{path} needs an admin's key{sent}", "--admin-key KEY"
                 ) from None
+            if e.message == NO_ROUTE:
+                raise _of_another_kind(self.url, path, self._key) from None
             if e.message is not None:
                 raise ServerRefused(e.message) from None
             raise UsageError(f"{self.url}{path}: it answers {e.status}", "octavo ps") from None
@@ -73,6 +82,23 @@ class Remote:
             return reader(answer)
         except (ValueError, LookupError, TypeError):
             raise UsageError(f"{self.url}{path} is none of Octavo", "octavo ps") from None
+
+
+def _of_another_kind(url: str, path: str, key: str | None) -> OctavoError:
+    """What to say of a server or a gateway that does not have a route."""
+    route = path.partition("?")[0]
+    if route.startswith(OF_GATEWAYS):
+        return UsageError(
+            f"{url} is no gateway: it has no {route}", f"octavo gateway --upstream {url}"
+        )
+    for own, instead in OF_ENGINES.items():
+        if route.startswith(own):
+            sent = ' -H "Authorization: Bearer $OCTAVO_ADMIN_KEY"' if key else ""
+            return UsageError(
+                f"{url} has no {route}, which octavo serve has: a gateway is asked in another way",
+                f"curl{sent} {url}{instead}",
+            )
+    return ServerRefused(f"{url}{route}: {NO_ROUTE}")
 
 
 def find_server(server: str | None, key: str | None) -> Remote:
