@@ -24,6 +24,7 @@ LONGEST = 2 * WAIT  # seconds after which a transaction is broken off
 AGAIN = 1.0  # seconds after which one that could not be connected to is tried again
 AMBIGUOUS = frozenset("@/?#")  # in a name or a password: where does it end?
 EXAMPLE = "postgresql://USER@HOST:5432/DATABASE"
+POSTGRESQL = ("postgresql", "postgres")  # schemes of URLs
 Row = tuple[Any, ...]
 
 
@@ -239,15 +240,21 @@ def place(url: str) -> str:
     return f"{scheme}://" + ("" if set(who) & AMBIGUOUS else re.split("[?#]", where)[0])
 
 
+def check_url(url: str) -> None:
+    """Raises UsageError for a URL of no database that can be opened."""
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme not in ("sqlite", *POSTGRESQL):
+        raise UsageError(f"{place(url)} is neither SQLite nor PostgreSQL",
+                         "sqlite:///octavo.sqlite3", EXAMPLE)  # fmt: skip
+
+
 def open_database(url: str | None, tables: Sequence[str]) -> Database:
     """`postgresql://USER:PASSWORD@HOST/NAME`, `sqlite:///PATH`, or a path; None: in memory. tables:
     SQL that makes what is not there. Raises OctavoError."""
     if url is None:
         return SQLite(None, tables)
+    check_url(url)
     scheme, separator, rest = url.partition("://")
-    if scheme in ("postgresql", "postgres"):
+    if scheme in POSTGRESQL:
         return PostgreSQL(url, tables)
-    if separator and scheme != "sqlite":
-        raise UsageError(f"{place(url)} is neither SQLite nor PostgreSQL",
-                         "sqlite:///octavo.sqlite3", EXAMPLE)  # fmt: skip
     return SQLite(Path(rest.removeprefix("/") if separator else url), tables)

@@ -71,6 +71,7 @@ def test_a_file() -> None:
         ("upstream_key: ${HOME}", "upstream_key: Expected a variable like ${OCTAVO_UPSTREAM_KEY}, so that no key is in the file"),
         ("pools: {a: {upstreams: [ftp://x]}}", "pools.a: 'ftp://x' is no address of a server"),
         ("pools: {a: {upstreams: [http://x]}, b: {upstreams: [http://x/v1]}}", "pools.b: x is in the pool a, too"),
+        ("pools: {a: {local: {model: m, memory: lots}}}", "pools.a.local.memory: 'lots' is not an amount"),
         ("models: {m: {pool: b}}", "models.m: no pool is named 'b'; pools: none"),
     ],
 )  # fmt: skip
@@ -205,3 +206,31 @@ def test_a_gateway_without_servers_is_told_where_to_name_one(tmp_path: Path) -> 
     with pytest.raises(UsageError) as e:
         CliRunner().invoke(gateway, [], catch_exceptions=False)
     assert e.value.suggestions == ("--upstream http://127.0.0.1:8000",)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("server: {database: mysql://me:pw@x/db}", "mysql://x/db is neither SQLite nor PostgreSQL"),
+        ("server: {keys: mysql://x/db}", "mysql://x/db is neither SQLite nor PostgreSQL"),
+        ('server: {admin_key: "${OCTAVO_UNSET}"}', "OCTAVO_UNSET is not set in the gateway's environment"),
+        ("server: {cors_origins: [localhost]}", "--cors-origin 'localhost' is no origin"),
+        ("server: {limits_url: valkey://x}", "--limits-url shares the limits of keys; name their file"),
+        ("pools: {b: {file: /nowhere}}", "--upstream-file '/nowhere' cannot be read: No such file or directory"),
+        ('pools: {b: {dns: [http://y], key: "${OCTAVO_UNSET}"}}', "OCTAVO_UNSET is not set in the gateway's environment"),
+    ],
+)  # fmt: skip
+def test_a_check_refuses_what_a_start_refuses(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        json.dumps({"pools": {"a": {"upstreams": ["http://x"]}}} | yaml.safe_load(text))
+    )
+    assert run("--config", str(file)) == says
+
+
+def test_a_check_opens_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    state, keys = tmp_path / "state", "postgresql://nobody.invalid/keys"
+    file.write_text(f"{{pools: {{a: {{}}}}, server: {{database: {state}, keys: '{keys}'}}}}")
+    assert run("--config", str(file)) == "all is as it is by default\n"
+    assert not state.exists()

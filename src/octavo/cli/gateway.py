@@ -156,7 +156,7 @@ def gateway(
     """Answer for any number of servers at one address: Octavo, vLLM, SGLang, llama.cpp, any that
     speaks OpenAI's API."""
 
-    from octavo.cli.gateway_config import access_of, configured, show_changes
+    from octavo.cli.gateway_config import access_of, check_start, configured, show_changes
     from octavo.errors import UsageError
 
     if config_schema:
@@ -166,15 +166,12 @@ def gateway(
     if server is not None and not check:
         raise UsageError("--server is compared with by --check", "--check")
     made = configured(config_file, given)
+    if server is not None:
+        return show_changes(made, Remote(server, given["admin_key"]))
+    access = access_of(made, given, opened=not check)
+    check_start(made, access, config_file)
     if check:
-        running = None if server is None else Remote(server, given["admin_key"])
-        return show_changes(made, running)
-    access = access_of(made, given)
-    if not (made.config.pools or access.admin_key):
-        hint = "--upstream http://127.0.0.1:8000"
-        if config_file is not None:
-            hint = "pools: {default: {upstreams: [http://127.0.0.1:8000]}}"
-        raise UsageError("a gateway needs a server behind it", hint)
+        return show_changes(made, None)
 
     import uvloop
 

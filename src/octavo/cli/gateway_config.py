@@ -49,14 +49,20 @@ def configured(file: Path | None, given: dict[str, Any]) -> Configured:
         plain["upstream_key"] = f"${{{KEY}}}" if KEY in environ else None
         made = ConfigFile(**{**plain, "pools": _pools(given)})
         made.check()
-        return Configured(made, Server(**server), environ)
+        return _checked(made, Server(**server), environ)
     found = read_config(file)
     for name in given.keys() - server.keys() - KEYS:
         if _said(name):
             option = NAMES.get(name, "--" + name.replace("_", "-"))
             raise UsageError(f"{option} is a field of the file of --config; write it there")
     said = {name: value for name, value in server.items() if _said(name)}
-    return Configured(found, msgspec.structs.replace(found.server, **said), environ)
+    return _checked(found, msgspec.structs.replace(found.server, **said), environ)
+
+
+def _checked(config: ConfigFile, server: Server, environ: Mapping[str, str]) -> Configured:
+    """Raises UsageError."""
+    server.check()
+    return Configured(config, server, environ)
 
 
 def _said(name: str) -> bool:
@@ -94,16 +100,36 @@ def _pools(given: dict[str, Any]) -> dict[str, UpstreamPool]:
     return made
 
 
-def access_of(made: Configured, given: dict[str, Any]) -> Access:
-    """Who may use the gateway. Raises UsageError."""
+def access_of(made: Configured, given: dict[str, Any], opened: bool = True) -> Access:
+    """Who may use the gateway. opened: with the keys of the file or the database that it names.
+    Raises OctavoError."""
     from octavo.gateway.config import secret
     from octavo.server.guard import Access
 
     server, environ = made.server, made.environ
     keys = given["api_keys"] or tuple(secret(k, environ) or "" for k in server.api_keys)
     admin = given["admin_key"] or secret(server.admin_key, environ)
-    ring = keyring_of(server.keys or None, server.limits_url)
+    ring = None
+    if opened or not server.keys:
+        ring = keyring_of(server.keys or None, server.limits_url)
     return Access(server.host, keys, admin, server.allowed_hosts, server.cors_origins, ring)
+
+
+def check_start(made: Configured, access: Access, file: Path | None) -> None:
+    """Raises UsageError for what no gateway starts with, as far as nobody has to be asked."""
+    from octavo.gateway.discovery import of_file
+
+    config = made.config
+    if not (config.pools or access.admin_key):
+        hint = "--upstream http://127.0.0.1:8000"
+        if file is not None:
+            hint = "pools: {default: {upstreams: [http://127.0.0.1:8000]}}"
+        raise UsageError("a gateway needs a server behind it", hint)
+    config.places(made.environ), config.key(None, made.environ)  # every key is there
+    for name, pool in config.pools.items():
+        config.key(name, made.environ)
+        if pool.file is not None:
+            of_file(Path(pool.file), None, name)()
 
 
 def show_changes(made: Configured, server: Remote | None) -> None:
@@ -116,6 +142,5 @@ def show_changes(made: Configured, server: Remote | None) -> None:
         reply = server.object("/v1/gateway/config?dry_run=true", config)
         lines, nothing = reply["changes"], "the gateway has this configuration"
     else:
-        config.places(made.environ), config.key(None, made.environ)  # every key is there
         lines, nothing = changes(GatewayConfig(), config), "all is as it is by default"
     say("\n".join(lines) or nothing)

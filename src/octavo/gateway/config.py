@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from octavo.database import check_url
+from octavo.engine.plan import parse_size
 from octavo.errors import UsageError
 from octavo.gateway.discovery import KUBERNETES, parse_service
 from octavo.gateway.upstream import DEFAULT, FALLBACK, Place, parse_place
@@ -20,6 +22,7 @@ Routing = Literal["cost", "least-load", "round-robin", "prefix-hash", "random"]
 # the configuration cannot send other variables of the process to an upstream of theirs.
 Key = Annotated[str, Meta(pattern=r"^\$\{OCTAVO_[A-Z0-9_]+\}$")]
 Seconds = Annotated[float, Meta(ge=0.01, le=86_400)]
+ALL = 1 << 50  # bytes of memory, where only the form of an amount counts
 Of = TypeVar("Of", bound=msgspec.Struct)
 
 
@@ -40,6 +43,12 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     ui: bool = True
+
+    def check(self) -> None:
+        """Raises UsageError for what can be seen to be wrong before anything is opened."""
+        for url in (self.database, self.keys):
+            if url is not None:
+                check_url(url)
 
 
 class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,6 +126,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 at = parse(place.url, name).id
                 if seen.setdefault(at, name) != name:
                     raise UsageError(f"pools.{name}: {at} is in the pool {seen[at]}, too")
+            if pool.local is not None and pool.local.memory is not None:
+                parse_size(pool.local.memory, ALL, f"pools.{name}.local.memory:")
         known = {DEFAULT, FALLBACK, *self.pools}
         for name, model in self.models.items():
             for each in (model.pool, *model.fallback):
