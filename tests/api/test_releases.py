@@ -328,6 +328,9 @@ def test_an_experiment_alters_bodies_and_takes_feedback() -> None:
             told["metric"] = "stars"
             status, error = await client.admin("POST", "/v1/feedback", told)
             assert status == 400 and "takes thumbs" in error["error"]["message"]
+            status, error = await client.admin("POST", "/v1/feedback", told | {"experiment": "no"})
+            said = error["error"]["message"]
+            assert (status, said) == (404, "there is no experiment 'no' that goes on")
             await asyncio.sleep(1.3)
             found = await asyncio.to_thread(run, experiment, at, "report", "cooler")
             assert "thumbs" in found and "ttft" in found

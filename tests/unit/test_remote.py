@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,3 +84,18 @@ def test_any_other_route() -> None:
 def test_a_key_that_is_wrong_is_not_missing() -> None:
     said = said_of(REFUSED, "bad")
     assert said.endswith("/metrics needs an admin's key, and the key that was sent is none there")
+
+
+def test_who_stops_waiting_for_an_update_is_told_that_it_goes_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        words = ["release", "update", "m", "--to", "x", "--server"]
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        command = [sys.executable, "-P", "-m", "octavo.cli.main", *words, url]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(1 << 16).startswith(b"POST /v1/releases/update")
+            process.send_signal(signal.SIGINT)
+            said, error = process.communicate(timeout=30)
+    assert (said, error) == (b"", b"the gateway goes on; octavo release status m\n")
+    assert process.returncode == 130

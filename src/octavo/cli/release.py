@@ -90,7 +90,11 @@ def update(
     """Replace MODEL, which a local pool of the gateway serves, by another one, in a release."""
     to = str(Path(to).resolve()) if Path(to).exists() else to  # the gateway's folder is another
     body = {"model": model, "to": to, "memory": memory, "release": _given(file, steps, options)}
-    done = Remote(server, admin_key).object("/v1/releases/update", body, UPDATE)
+    try:
+        done = Remote(server, admin_key).object("/v1/releases/update", body, UPDATE)
+    except KeyboardInterrupt:
+        say(f"the gateway goes on; octavo release status {model}", err=True)
+        raise click.exceptions.Exit(130) from None
     say(f"{done['id']}: pool {done['pool']} serves {to}; octavo release status {model}")
 
 

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from octavo.errors import InvalidValue
 from octavo.experiments.analysis import Analysis, analyse
 from octavo.experiments.spec import ExperimentSpec, Unit, Variant
-from octavo.experiments.store import Experiment, ExperimentStore
+from octavo.experiments.store import Experiment, ExperimentStore, NoExperiment
 from octavo.experiments.totals import Key, Total, Totals
 from octavo.release.assignment import bucket
 from octavo.release.events import RequestEvent
@@ -69,9 +69,10 @@ class Experiments:
 
     def feedback(self, id: str, metric: str, value: float, units: Mapping[Unit, str]) -> None:
         """What a unit thinks of its answer. Raises RequestError."""
-        one = self._of.get(id)
-        if one is None or metric not in one.spec.feedback:
-            known = ", ".join(one.spec.feedback) if one else ""
+        if (one := self._of.get(id)) is None:
+            raise NoExperiment(f"there is no experiment {id[:64]!r} that goes on", "experiment")
+        if metric not in one.spec.feedback:
+            known = ", ".join(one.spec.feedback)
             raise InvalidValue(f"metric: {id[:64]!r} takes {known or 'no feedback'}", "metric")
         chosen = self.assign(one.spec.model, units)
         if chosen is None or chosen.experiment != id:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -215,9 +215,25 @@ def _convert(value: Any, kind: type[Of], at: str) -> Of:
         if found := re.match(r"Object contains unknown field `(.*)`$", what):
             near = f"{named}.{found[1]}" if named else found[1]
             raise UsageError(f"{near} is no field of the configuration") from None
+        if found := re.match("Invalid enum value (.*)$", what):
+            takes = ", ".join(_allowed(kind, path.rstrip("`").lstrip(".").split(".")))
+            what = f"{found[1]} is none of {takes}"
         if "matching regex" in what:
             what = "Expected a variable like ${OCTAVO_UPSTREAM_KEY}, so that no key is in the file"
         raise UsageError(f"{named or 'the configuration'}: {what}") from None
+
+
+def _allowed(kind: Any, path: list[str]) -> list[str]:
+    """What a field, whose values are a few texts, may be."""
+    if path:
+        parts = [one for one in (kind, *get_args(kind)) if isinstance(one, type)]
+        of = next(one for one in parts if issubclass(one, msgspec.Struct))
+        return _allowed(get_type_hints(of)[path[0]], path[1:])
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    if kind is float:
+        return ["a number"]
+    return [each for one in get_args(kind) for each in _allowed(one, [])]
 
 
 def schema() -> dict[str, Any]:
