@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.errors import OctavoError, RequestError, UsageError
+from octavo.errors import OctavoError, RequestError, UsageError, place
 from octavo.gateway.admin import Admin
 from octavo.gateway.admission import UpstreamQueue, WaitLimits
 from octavo.gateway.config import ConfigFile, GatewayConfig, changes, read_config
@@ -151,6 +151,8 @@ class Control:
             await self.reload("SIGHUP")
         except OctavoError as e:
             LOG.error("%s; the configuration stays as it is", e)
+        except Exception as e:  # nobody else would hear of it
+            LOG.error("the configuration cannot be read again: %s", place(e))
 
     async def close(self) -> None:
         await self._members.close()

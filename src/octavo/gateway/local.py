@@ -64,7 +64,8 @@ class LocalServers:
         servers = [*ending, *(s for pool in self.pools.values() for s in pool.servers)]
         room = available_memory() + sum(map(resident, (s.pid for s in servers)))
         room -= sum(p.total for p in self.pools.values()) + sum(s.nbytes for s in ending)
-        if (wanted := sum(pool.total for pool in new)) <= room:
+        wanted = sum(pool.total for pool in new)
+        if not new or wanted <= room:  # those that run have what they have, however little is left
             return
         last = new[-1]
         each = (room - wanted + last.total) // last.spec.replicas - FRONT

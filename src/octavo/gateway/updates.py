@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidValue, OctavoError, UsageError
+from octavo.errors import InvalidValue, OctavoError, UsageError, place
 from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.config import GatewayConfig, LocalModel, Model, UpstreamPool
 from octavo.gateway.config_admin import applied
@@ -97,8 +97,9 @@ class Updates:
             began.set_result(release)
         try:
             await self._ended(release, spec)
-        except OctavoError as e:
-            LOG.error("the update of %s cannot be ended: %s", spec.model, e)
+        except Exception as e:  # nobody else would hear of it
+            why = e if isinstance(e, OctavoError) else place(e)
+            LOG.error("the update of %s cannot be ended: %s", spec.model, why)
 
     def _planned(self, body: UpdateBody) -> tuple[ReleaseSpec, LocalModel]:
         """The release and the new pool. Raises RequestError."""
