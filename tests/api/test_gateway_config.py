@@ -152,6 +152,8 @@ def test_admins_change_it_and_go_back(gateway: Server, slow: Server, other: Serv
     kept = json.loads(gateway.get("/v1/gateway/config?version=2", ADMIN)[1])["config"]
     assert len(kept["pools"]["default"]["upstreams"]) == 2
     assert gateway.post("/v1/gateway/config/rollback", {"version": 9}, ADMIN)[0] == 404
+    for version in (2**63, 2**64, -1):  # which are no number of a database, or of any version
+        assert gateway.post("/v1/gateway/config/rollback", {"version": version}, ADMIN)[0] == 400
     assert gateway.get("/v1/gateway/config", {})[0] == 401
     assert gateway.post("/v1/gateway/config", second, {})[0] == 401
     until(lambda: list(upstreams(gateway)) == [name(slow)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 
 import msgspec
@@ -324,6 +325,18 @@ def test_sessions_are_forgotten_in_time_and_bounded() -> None:
     clock.now = 11
     assert [sessions.get(s) for s in ("y", "z")] == ["b", ""]
     assert len(sessions) == 1
+
+
+def test_a_session_takes_no_more_memory_whatever_it_is_called() -> None:
+    sessions = Sessions(Clock())
+    tracemalloc.start()
+    try:
+        for number in range(16):
+            sessions.put(f"{number} " + "x" * 60_000, "a")
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 60_000 and sessions.get("3 " + "x" * 60_000) == "a"
 
 
 def test_prefix_hash_without_blocks_still_chooses() -> None:

@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import msgspec
 
@@ -20,14 +21,15 @@ SESSION_SECONDS = 1800.0
 
 
 class Sessions:
-    """Where sessions were last. ttl: seconds after which one that was not used is forgotten."""
+    """Where sessions were last. ttl: seconds after which one that was not used is forgotten.
+    Clients call them what they like, so that a digest is kept of that."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, limit: int = MOST_SESSIONS,
         ttl: float = SESSION_SECONDS,
     ) -> None:  # fmt: skip
         self._clock, self._limit, self._ttl = clock, limit, ttl
-        self._places: OrderedDict[str, tuple[str, float]] = OrderedDict()  # used last comes last
+        self._places: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # used last comes last
 
     def __len__(self) -> int:
         return len(self._places)
@@ -35,21 +37,26 @@ class Sessions:
     def get(self, session: str) -> str:
         """The replica of a session, "" for none."""
         self._expire()
-        return self._places[session][0] if session in self._places else ""
+        return self._places.get(_digest(session), ("", 0.0))[0]
 
     def put(self, session: str, replica: str) -> None:
         """A session is at a replica now."""
-        self._places.pop(session, None)
-        self._places[session] = replica, self._clock()
+        name = _digest(session)
+        self._places.pop(name, None)
+        self._places[name] = replica, self._clock()
         self._expire()
 
     def _expire(self) -> None:
         since = self._clock() - self._ttl
         while self._places:
-            session, (_, used) = next(iter(self._places.items()))
+            name, (_, used) = next(iter(self._places.items()))
             if used > since and len(self._places) <= self._limit:
                 return
-            del self._places[session]
+            del self._places[name]
+
+
+def _digest(session: str) -> bytes:
+    return blake2b(session.encode(), digest_size=16).digest()
 
 
 class RoutingDecision(msgspec.Struct, frozen=True):

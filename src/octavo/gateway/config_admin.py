@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import asdict
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,12 +26,13 @@ from octavo.server.parsing import NOT_JSON, Fields, parse
 from octavo.server.runner import answering
 
 encode = msgspec.json.Encoder().encode
+DIGITS = 15  # of a version at most, so that every database takes it
 T = TypeVar("T")
 FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class VersionBody(msgspec.Struct, kw_only=True):
-    version: int
+    version: Annotated[int, Meta(ge=0, lt=10**DIGITS)]
 
 
 class Unusable(RequestError):
@@ -135,7 +137,7 @@ def _version(request: Request) -> int | None:
     """`?version=N`, if it is there. Raises InvalidValue."""
     if (text := request.query_params.get("version")) is None:
         return None
-    if not text.isdecimal() or len(text) > 15:
+    if not text.isdecimal() or len(text) > DIGITS:
         raise InvalidValue("version is a number of the history", "version")
     return int(text)
 
