@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
@@ -41,14 +42,15 @@ class NameBody(msgspec.Struct, kw_only=True):
 
 
 class Admin:
-    """Handlers that show upstreams and change them. key: that upstreams want to see."""
+    """Handlers that show upstreams and change them. keys: that upstreams of pools want to see, and
+    by None those of all others."""
 
     def __init__(
         self, upstreams: Upstreams, health: Health, relay: Relay, admission: UpstreamQueue
     ) -> None:
         self._upstreams, self._health, self._relay = upstreams, health, relay
         self._admission = admission
-        self.key: str | None = None
+        self.keys: Mapping[str | None, str | None] = {None: None}
         self._bodies = Bodies()
 
     def table(self) -> list[Endpoint]:
@@ -70,10 +72,11 @@ class Admin:
     async def add(self, request: Request) -> Response:
         body = await self._read(request, AddBody)
         try:
-            place = parse_place(body.upstream, key=body.key or self.key)
+            place = parse_place(body.upstream)
         except UsageError as e:
             raise InvalidValue(str(e).replace("--upstream", "upstream"), "upstream") from None
-        return self._shown([self._health.add(place)])
+        key = body.key or self.keys.get(place.pool, self.keys[None])
+        return self._shown([self._health.add(replace(place, key=key))])
 
     async def drain(self, request: Request) -> Response:
         """An upstream gets nothing new."""

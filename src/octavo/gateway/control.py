@@ -111,7 +111,7 @@ class Control:
     async def _swap(self, config: GatewayConfig, who: str, dry_run: bool) -> list[str]:
         environ = self._started.environ
         found = await self._members.find(config, environ)
-        key = config.key(None, environ)
+        keys = {pool: config.key(pool, environ) for pool in (None, *config.pools)}
         lines = changes(self.config, config)
         if dry_run:
             return lines
@@ -121,7 +121,7 @@ class Control:
         parts.admission.limits = limits_of(config)
         parts.health.check = HealthCheck(config.probe_interval)
         parts.traffic.models = config.models
-        parts.admin.key, parts.relay.hedges.wait = key, config.hedge
+        parts.admin.keys, parts.relay.hedges.wait = keys, config.hedge
         parts.relay.cache.limit = config.response_cache
         parts.upstreams.configure(config.routing, config.max_inflight)
         self._members.swap(found)

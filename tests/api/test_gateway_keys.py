@@ -1,0 +1,115 @@
+"""Keys between a gateway, its clients and its upstreams: who sees which."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.gateway.config import ConfigFile, UpstreamPool
+from octavo.gateway.run import GatewayOptions, serve
+from octavo.server.guard import Access
+from tests.api.test_releases import listening, sound, url
+
+ENVIRON = {"OCTAVO_ONE": "one", "OCTAVO_LARGE": "large"}
+
+
+class Keyed:
+    """A server that wants this key for everything. owner: of its models. seen: headers of what it
+    was asked, by path."""
+
+    def __init__(self, key: str, owner: str = "vllm") -> None:
+        self._app, self._key, self._owner = sound(), key, owner
+        self.seen: list[tuple[str, dict[str, str]]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {k.decode(): v.decode() for k, v in scope["headers"]}
+        self.seen.append((scope["path"], headers))
+        if headers.get("authorization") != f"Bearer {self._key}":
+            return await _say(send, 401, {"error": {"message": "no"}})
+        if scope["path"] == "/v1/models":
+            return await _say(send, 200, {"data": [{"id": "m", "owned_by": self._owner}]})
+        await self._app(scope, receive, send)
+
+    def asked(self, path: str = "/v1/completions") -> list[dict[str, str]]:
+        return [headers for at, headers in self.seen if at == path]
+
+
+async def _say(send: Send, status: int, body: Any) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+
+@asynccontextmanager
+async def served(app: ASGIApp) -> AsyncIterator[str]:
+    """The address of a server."""
+    sock = listening()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    task = asyncio.create_task(server.serve([sock]))
+    try:
+        yield url(sock)
+    finally:
+        server.should_exit = True
+        await task
+        sock.close()
+
+
+@asynccontextmanager
+async def gateway(keys: tuple[str, ...] = (), **config: Any) -> AsyncIterator[str]:
+    """The address of one that has such a configuration. keys: of its clients."""
+    sock, ready = listening(), asyncio.Event()
+    file = ConfigFile(probe_interval=0.2, queue_timeout=2, **config)
+    options = GatewayOptions(Access(api_keys=keys), file, environ=ENVIRON)
+    serving = serve(options, sock, ready=lambda _: ready.set(), ended=lambda _: None)
+    task = asyncio.create_task(serving)
+    try:
+        await ready.wait()
+        yield url(sock)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        sock.close()
+
+
+def pool(at: str, **more: Any) -> dict[str, UpstreamPool]:
+    return {"default": UpstreamPool(upstreams=(at,), **more)}
+
+
+async def post(at: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+    async with aiohttp.ClientSession(headers=headers) as session:
+        async with session.post(at + path, json=body) as response:
+            return response.status, await response.json()
+
+
+async def ask(at: str, key: str = "", **more: Any) -> tuple[int, Any]:
+    """A completion, of who has this key."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return await post(at, "/v1/completions", {"model": "m", "prompt": "x"} | more, **headers)
+
+
+def test_an_upstream_that_is_added_to_a_pool_sees_the_key_of_the_pool() -> None:
+    async def test() -> None:
+        large, other = Keyed("large"), Keyed("one")
+        pools = {"large": UpstreamPool(key="${OCTAVO_LARGE}")}
+        async with (
+            served(large) as first,
+            served(other) as second,
+            gateway(pools=pools, upstream_key="${OCTAVO_ONE}") as at,
+        ):
+            for text in (f"large={first}", f"small={second}"):
+                status, _ = await post(at, "/v1/upstreams", {"upstream": text})
+                assert status == 200
+            async with asyncio.timeout(5):
+                while not large.seen or not other.seen:
+                    await asyncio.sleep(0.02)
+            assert large.seen[0][1]["authorization"] == "Bearer large"
+            assert other.seen[0][1]["authorization"] == "Bearer one"
+
+    asyncio.run(test())
