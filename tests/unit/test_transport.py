@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import trustme
 import uvloop
 
 from octavo.balance.breaker import Breaker
 from octavo.gateway.connection import MOST_HELD, UpstreamConnection, head_of
+from octavo.gateway.discovery import of_name
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.transport import Timeouts, Transport
 from octavo.gateway.upstream import Place, Upstream
@@ -176,6 +181,38 @@ def test_who_leaves_once_connected_is_not_asked(run: Callable[..., None]) -> Non
             connection.ask(head_of("GET", "/x", {}, 0), b"")
 
     run(test())
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_an_address_of_a_name_is_called_by_the_name(
+    scheme: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its certificate is of the name, and other names at that address have others."""
+    authority, secure = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(secure)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+
+    async def test() -> None:
+        answering = Answering(SIZED, 1 << 20, False)
+        with_tls = secure if scheme == "https" else None
+        server = await asyncio.start_server(answering, "127.0.0.1", 0, ssl=with_tls)
+        port = server.sockets[0].getsockname()[1]
+        found = of_name(f"{scheme}://localhost:{port}", None)()
+        (place,) = [p for p in found if p.id == f"127.0.0.1:{port}"]
+        transport = Transport(Timeouts(connect=2))
+        for _ in range(2):
+            assert await whole(transport, Upstream(place, Breaker(lambda: 0.0))) == b"abc"
+            assert f"\r\nhost: localhost:{port}\r\n".encode() in answering.heads[-1]
+        assert answering.connections == 1
+        other = Upstream(replace(place, name="other:443"), Breaker(lambda: 0.0))
+        if scheme == "https":
+            with pytest.raises(UpstreamFailed, match="has no certificate that is trusted"):
+                await whole(transport, other)
+        await transport.close()
+        server.close()
+
+    asyncio.run(test())
 
 
 def test_who_takes_no_connection_is_down() -> None:

@@ -85,7 +85,7 @@ def of_name(text: str, key: str | None, pool: str = DEFAULT) -> Find:
             raise UsageError(f"--upstream-dns {text!r}: nobody knows this name") from None
         hosts = sorted({f"[{a[0]}]" if ":" in str(a[0]) else str(a[0]) for *_, a in found})
         urls = [f"{parts.scheme}://{host}:{port}{parts.path}" for host in hosts]
-        return [Place(url, place.pool, key) for url in urls]
+        return [Place(url, place.pool, key, parts.netloc) for url in urls]
 
     return find
 

@@ -173,12 +173,13 @@ class Transport:
     ) -> Answer:  # fmt: skip
         """Sends a request; its answer, once its headers have come. Raises UpstreamFailed."""
         url = _split(upstream.place.url)
-        place = f"{url.scheme}://{url.netloc}"
+        host = upstream.place.name or url.netloc
+        place = f"{url.scheme}://{url.netloc} {host}"  # another name has another certificate
         connection: UpstreamConnection | None = None
         try:
             target = quote(f"{url.path}{path}", SAFE)
-            head = head_of(method, target, {"host": url.netloc, **headers}, len(body))
-            connection = self._kept.take(place) or await self._connect(url)
+            head = head_of(method, target, {"host": host, **headers}, len(body))
+            connection = self._kept.take(place) or await self._connect(url, host)
             connection.ask(head, body)
             while not connection.status:
                 if connection.error is not None:
@@ -192,12 +193,14 @@ class Transport:
             raise
         return Answer(connection, upstream.id, idle, partial(self._kept.give_back, place))
 
-    async def _connect(self, url: SplitResult) -> UpstreamConnection:
+    async def _connect(self, url: SplitResult, host: str) -> UpstreamConnection:
+        """A new one. host: whose certificate it has to have."""
         secure = self._secure if url.scheme == "https" else None
         port = url.port or (80 if secure is None else 443)
+        name = None if secure is None else _split(f"//{host}").hostname
         async with asyncio.timeout(self.timeouts.connect):
             _, connection = await asyncio.get_running_loop().create_connection(
-                UpstreamConnection, url.hostname or "", port, ssl=secure
+                UpstreamConnection, url.hostname or "", port, ssl=secure, server_hostname=name
             )
         return connection
 

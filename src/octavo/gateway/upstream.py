@@ -21,11 +21,13 @@ WEIGHT = 0.1  # of the latest measurement in what is known
 
 @dataclass(frozen=True)
 class Place:
-    """Where an upstream is. pool: upstreams that requests are spread over. key: it wants to see."""
+    """Where an upstream is. pool: upstreams that requests are spread over. key: it wants to see.
+    name: host and port as it is called, where the URL has an address that was found of it."""
 
     url: str
     pool: str = DEFAULT
     key: str | None = None
+    name: str = ""
 
     @cached_property
     def id(self) -> str:
