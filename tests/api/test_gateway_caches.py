@@ -56,9 +56,10 @@ def guessed(gateway: Server, body: dict[str, Any]) -> float:
     return float(one["cost"]["cached"] / found["prompt_tokens"])
 
 
-def found(server: Server, body: dict[str, Any]) -> tuple[int, int]:
+def found(server: Server, body: dict[str, Any], key: str = "") -> tuple[int, int]:
     """Tokens of a prompt, and those that were cached when it was asked."""
-    status, reply = server.post("/v1/chat/completions", body)
+    headers = {"authorization": f"Bearer {key}"} if key else None
+    status, reply = server.post("/v1/chat/completions", body, headers)
     assert status == 200, reply
     usage = reply["usage"]
     return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
@@ -126,6 +127,21 @@ def test_only_admins_are_told(tmp_path: Path) -> None:
                 found(gateway, asked)
                 until(lambda: guessed(gateway, asked) > 0.5)
                 until(lambda: tells(gateway) == listens)  # noqa: B023
+
+
+@pytest.mark.parametrize("key", ["one", "two"])
+def test_keys_of_a_gateway_share_nothing_that_is_cached(tmp_path: Path, key: str) -> None:
+    """The server gets all of it under one key; what it tells goes by prompts of each."""
+    keys = ("--api-key", "one", "--admin-key", "two")
+    with serving("smollm2", "--context", "1024", *keys, log=tmp_path / "server.log") as server:
+        arguments = ("--upstream", server.url, "--upstream-key", key)
+        own = ("--api-key", "a", "--api-key", "b")
+        with serving(*arguments, *own, log=tmp_path / "gateway.log", does="gateway") as gateway:
+            until(lambda: found(gateway, body(0), "a")[1] > 0)
+            assert found(gateway, body(0), "b")[1] == 0
+            tokens, cached = found(gateway, body(0), "b")
+            assert cached > 0.9 * tokens
+            assert found(server, body(0), key)[1] == 0
 
 
 def test_simulated_engines_tell_it_too(tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import pytest
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.gateway.config import ConfigFile, UpstreamPool
 from octavo.gateway.run import GatewayOptions, serve
 from octavo.server.guard import Access
+from octavo.server.sender import SENDER
 from tests.api.test_releases import listening, sound, url
 
 ENVIRON = {"OCTAVO_ONE": "one", "OCTAVO_LARGE": "large"}
@@ -82,16 +84,37 @@ def pool(at: str, **more: Any) -> dict[str, UpstreamPool]:
     return {"default": UpstreamPool(upstreams=(at,), **more)}
 
 
-async def post(at: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+async def post(at: str, path: str, body: Any, headers: dict[str, str]) -> tuple[int, str]:
     async with aiohttp.ClientSession(headers=headers) as session:
         async with session.post(at + path, json=body) as response:
-            return response.status, await response.json()
+            return response.status, await response.text()
 
 
-async def ask(at: str, key: str = "", **more: Any) -> tuple[int, Any]:
-    """A completion, of who has this key."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    return await post(at, "/v1/completions", {"model": "m", "prompt": "x"} | more, **headers)
+async def ask(at: str, key: str, stream: bool = False, model: str = "m") -> tuple[int, str]:
+    """A completion, of who has this key, and says to be somebody."""
+    headers = {"authorization": f"Bearer {key}", SENDER: "mine"}
+    body = {"model": model, "prompt": "x", "stream": stream}
+    return await post(at, "/v1/completions", body, headers)
+
+
+@pytest.mark.parametrize(("owner", "names"), [("octavo", 2), ("vllm", 0)])
+def test_octavos_servers_hear_who_sent_a_request_and_no_others_do(owner: str, names: int) -> None:
+    """By the keys of the gateway, whatever clients say of themselves."""
+
+    async def test() -> None:
+        upstream = Keyed("one", owner)
+        async with (
+            served(upstream) as up,
+            gateway(("a", "b"), pools=pool(up), upstream_key="${OCTAVO_ONE}") as at,
+        ):
+            for key in ("a", "b", "a"):
+                for stream in (False, True):
+                    assert (await ask(at, key, stream))[0] == 200
+        found = [headers.get(SENDER, "") for headers in upstream.asked()]
+        assert len(found) == 6 and len({*found} - {""}) == names and "mine" not in found
+        assert found[:2] == found[4:] and len({*found[:2]}) == len({*found[2:4]}) == 1
+
+    asyncio.run(test())
 
 
 def test_an_upstream_that_is_added_to_a_pool_sees_the_key_of_the_pool() -> None:
@@ -104,7 +127,7 @@ def test_an_upstream_that_is_added_to_a_pool_sees_the_key_of_the_pool() -> None:
             gateway(pools=pools, upstream_key="${OCTAVO_ONE}") as at,
         ):
             for text in (f"large={first}", f"small={second}"):
-                status, _ = await post(at, "/v1/upstreams", {"upstream": text})
+                status, _ = await post(at, "/v1/upstreams", {"upstream": text}, {})
                 assert status == 200
             async with asyncio.timeout(5):
                 while not large.seen or not other.seen:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -120,6 +122,14 @@ def run(gateway: Server, *words: str) -> str:
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.output
+
+
+def test_its_servers_tell_a_gateway_what_they_hold_and_nobody_else(gateway: Server) -> None:
+    until(lambda: '"tells_cache":true' in gateway.get("/v1/upstreams", ADMIN)[1])
+    (one,) = json.loads(gateway.get("/v1/upstreams", ADMIN)[1])["upstreams"]
+    request = urllib.request.Request(one["url"] + "/v1/cache/events")
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request, timeout=10)
 
 
 def test_updates_under_load_lose_nothing(gateway: Server, versions: list[Path]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from starlette.types import Scope
 
 from octavo.gateway.upstream import Upstream
+from octavo.server.sender import SENDER
 
 KEYS = ("authorization", "x-api-key")
 PASSED_ON = (
@@ -22,19 +23,23 @@ def headers_of(scope: Scope) -> dict[str, str]:
     return {k.decode("latin-1"): v.decode("latin-1") for k, v in reversed(scope["headers"])}
 
 
-def onward(given: Mapping[str, str], id: str, guarded: bool) -> dict[str, str]:
+def onward(given: Mapping[str, str], id: str, guarded: bool, sender: str = "") -> dict[str, str]:
     """What upstreams hear of a request. guarded: keys are the gateway's own, and no business of
-    theirs."""
+    theirs. sender: who sent it, whatever it says itself."""
     names = PASSED_ON if guarded else KEYS + PASSED_ON
-    return {k: v for k in names if (v := given.get(k)) is not None} | {"x-request-id": id}
+    found = {k: v for k in names if (v := given.get(k)) is not None} | {"x-request-id": id}
+    return found | {SENDER: sender} if sender else found
 
 
 def with_key(headers: dict[str, str], upstream: Upstream) -> dict[str, str]:
-    """The headers with the key that an upstream wants to see, if it wants one of its own."""
-    if (key := upstream.place.key) is None:
+    """The headers with the key that an upstream wants to see, if it wants one of its own. Who sent
+    them is the business of Octavo's servers alone."""
+    key = upstream.place.key
+    hidden = (() if upstream.own else (SENDER,)) + (() if key is None else KEYS)
+    if not hidden:
         return headers
-    kept = {k: v for k, v in headers.items() if k not in KEYS}
-    return kept | {"authorization": f"Bearer {key}"}
+    kept = {k: v for k, v in headers.items() if k not in hidden}
+    return kept if key is None else kept | {"authorization": f"Bearer {key}"}
 
 
 def back(given: Mapping[str, str], upstream: Upstream) -> dict[str, str]:

@@ -53,9 +53,11 @@ class LocalServers:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Of servers: their options are those of their pool alone."""
+        """Of servers: their options are those of their pool alone. The gateway is their admin, whom
+        they tell what they have cached, and nobody knows the other key."""
         kept = {n: v for n, v in os.environ.items() if n in PASSED or not n.startswith("OCTAVO_")}
-        return kept | {"OCTAVO_API_KEY": self.key}
+        keys = {"OCTAVO_ADMIN_KEY": self.key, "OCTAVO_API_KEY": secrets.token_urlsafe(24)}
+        return kept | keys
 
     def check(self, new: Sequence[LocalPool]) -> None:
         """Raises DoesNotFit if pools do not fit beside those that run, in the memory that these

@@ -95,7 +95,7 @@ class Relay:
         session = given.get(SESSION, "")
         name = "" if at is None else at.id
         asked = Relayed(path, target, body, outline, sender.salt, session, name)
-        passed_on = onward(given, one.id, self.guarded)
+        passed_on = onward(given, one.id, self.guarded, sender.salt)
         job = RelayJob(asked, passed_on, dealt, Usage(began=one.began), asked.resume())
         one.usage, one.operation = job.usage, asked.operation
         one.at_end.append(job.settle)

@@ -20,6 +20,7 @@ from octavo.gateway.transport import Transport
 from octavo.release.controller import Assigned, Releases
 from octavo.release.divergence import token_kl
 from octavo.server.parsing import NOT_JSON
+from octavo.server.sender import SENDER
 
 LOG = logging.getLogger("octavo.gateway")
 COMPLETIONS = "/v1/completions"
@@ -102,7 +103,7 @@ class Shadow:
             raise UpstreamFailed(f"no upstream of {pool} is free", "overloaded")
         up = lease.upstream
         last = {"priority": 1} if up.own else {}  # after what users want
-        headers = with_key({"content-type": "application/json"}, up)
+        headers = with_key({"content-type": "application/json", SENDER: asked.salt}, up)
         try:
             async with asyncio.timeout(SECONDS):
                 data = msgspec.json.encode({**body, **last})

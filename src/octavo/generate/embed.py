@@ -58,15 +58,16 @@ def _singles(pairs: Sequence[Pair]) -> list[str]:
 
 
 async def pool(
-    model: ServedModel, texts: Sequence[Segments], salt: str = "", usage: Usage | None = None
-) -> list[Vector]:
+    model: ServedModel, texts: Sequence[Segments], salt: str = "", tenant: str = "",
+    usage: Usage | None = None,
+) -> list[Vector]:  # fmt: skip
     """The pooled states of each text; a cross-encoder's logits. usage: learns what is computed."""
     counted, group = usage or Usage(), secrets.token_hex(12)
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(number: int, text: Segments) -> Vector:
         async with gate:
-            return await _pooled(model, number, text, salt, counted, group)
+            return await _pooled(model, number, text, salt, tenant, counted, group)
 
     tasks = [asyncio.create_task(one(i, text)) for i, text in enumerate(texts)]
     try:
@@ -78,13 +79,14 @@ async def pool(
 
 
 async def _pooled(
-    model: ServedModel, number: int, text: Segments, salt: str, usage: Usage, group: str
-) -> Vector:
+    model: ServedModel, number: int, text: Segments, salt: str, tenant: str, usage: Usage,
+    group: str,
+) -> Vector:  # fmt: skip
     ids, types = text
     request = Request(
         id=secrets.token_hex(12), prompt=ids, token_type_ids=types, params=SamplingParams(),
         pool="cls" if model.task == "rank" else model.pooling.mode, salt=salt,
-        adapter=model.adapter, tenant=salt, progress=True, group=group,
+        adapter=model.adapter, tenant=tenant, progress=True, group=group,
     )  # fmt: skip
     async with aclosing(model.client.submit(request)) as events:
         async for event in events:
@@ -99,13 +101,13 @@ async def _pooled(
 
 async def score(
     model: ServedModel, pairs: Sequence[Pair], texts: Sequence[Segments], salt: str = "",
-    usage: Usage | None = None,
+    tenant: str = "", usage: Usage | None = None,
 ) -> list[float]:  # fmt: skip
     """How well the texts of each pair match: a cross-encoder's score, else the cosine of vectors.
 
     texts: what `encode_pairs` makes of the pairs.
     """
-    pooled = await pool(model, texts, salt, usage)
+    pooled = await pool(model, texts, salt, tenant, usage)
     if model.task == "rank":
         return [model.pooling.score(float(x[0])) for x in pooled]
     vectors = [unit(model.pooling.finish(v)) for v in pooled]

@@ -55,6 +55,7 @@ from octavo.server.http import (
 from octavo.server.models import leased, model_cards
 from octavo.server.registry import Registry
 from octavo.server.resume import Spent, Teller, ended
+from octavo.server.sender import computed_for
 from octavo.server.sizes import SizeBounds
 
 FEW = 64  # tokens with log-probabilities whose JSON is made on the event loop
@@ -166,7 +167,7 @@ class Runner:
         await _reserve(request, usage := Usage(prompt=count(texts)), 0)
         one = exchange(request.scope)
         one.usage, one.operation = usage, "embeddings"
-        work = pool(served, texts, principal(request.scope).salt, usage)
+        work = pool(served, texts, *computed_for(request), usage)
         pooled = await while_connected(request.receive, work)
         reply = await asyncio.to_thread(route.reply, body, served, pooled, count(texts))
         return json_response(reply)
@@ -180,7 +181,7 @@ class Runner:
         await _reserve(request, usage := Usage(prompt=count(texts)), 0)
         one = exchange(request.scope)
         one.usage, one.operation = usage, "rerank"
-        work = score(served, pairs, texts, principal(request.scope).salt, usage)
+        work = score(served, pairs, texts, *computed_for(request), usage)
         scores = await while_connected(request.receive, work)
         return json_response(route.reply(body, served, scores, count(texts)))
 
@@ -208,9 +209,9 @@ class Runner:
     ) -> tuple[PreparedRequest, Usage]:
         """What a body asks for, ready for the engine, and its tokens, which are reserved."""
         self._registry.check_open()
-        salt, one = principal(request.scope).salt, exchange(request.scope)
+        sender, one = computed_for(request), exchange(request.scope)
         asked = await asyncio.to_thread(route.request, body)
-        asked = replace(asked, salt=salt, tenant=salt, ttft=_wanted(request))
+        asked = replace(asked, salt=sender.salt, tenant=sender.tenant, ttft=_wanted(request))
         asked = await while_connected(request.receive, self._media.read(asked, served))
         job = await asyncio.to_thread(prepare, asked, served)
         timeout, ttft = _left(one, job.timeout), _left(one, job.ttft)
