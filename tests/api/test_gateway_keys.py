@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -134,5 +135,50 @@ def test_an_upstream_that_is_added_to_a_pool_sees_the_key_of_the_pool() -> None:
                     await asyncio.sleep(0.02)
             assert large.seen[0][1]["authorization"] == "Bearer large"
             assert other.seen[0][1]["authorization"] == "Bearer one"
+
+    asyncio.run(test())
+
+
+async def get(at: str, path: str, key: str = "") -> str:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        async with session.get(at + path) as response:
+            return await response.text()
+
+
+def test_an_upstream_that_wants_keys_of_its_clients_is_asked_for_any_model(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The gateway has no key to ask for its models with; whoever has one may use it."""
+
+    async def test() -> None:
+        upstream = Keyed("mine")
+        async with served(upstream) as up, gateway(pools=pool(up)) as at:
+            for stream in (False, True):
+                assert (await ask(at, "mine", stream))[0] == 200
+                assert (await ask(at, "other", stream))[0] == 401
+            assert (await ask(at, "mine", model="n"))[0] == 200  # whatever it serves
+            assert json.loads(await get(at, "/v1/models"))["data"] == []
+            (card,) = json.loads(await get(at, "/v1/upstreams"))["upstreams"]
+            assert (card["state"], card["models"]) == ("up", ["*"])
+            said = await get(at, "/metrics")
+            assert 'model_name="*"' in said and 'model_name="n"' not in said
+            asked = len(upstream.asked("/v1/models"))
+            async with asyncio.timeout(5):
+                while len(upstream.asked("/v1/models")) < asked + 2:
+                    await asyncio.sleep(0.05)
+
+    asyncio.run(test())
+    (told,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "says its models only to who has a key" in told and "--upstream-key KEY" in told
+
+
+def test_an_upstream_that_wants_a_key_that_nobody_sends_is_down() -> None:
+    async def test() -> None:
+        async with served(Keyed("mine")) as up:
+            for keys, more in ((("a",), {}), ((), {"upstream_key": "${OCTAVO_ONE}"})):
+                async with gateway(keys, pools=pool(up), **more) as at:
+                    status, text = await ask(at, "a")
+                    assert (status, json.loads(text)["error"]["code"]) == (503, "no_upstream")
 
     asyncio.run(test())

@@ -35,7 +35,7 @@ from octavo.gateway.job import RelayJob
 from octavo.gateway.seen import Seen
 from octavo.gateway.shadow import Shadow
 from octavo.gateway.traffic import Dealt, Traffic
-from octavo.gateway.upstream import DEFAULT, FALLBACK, ModelFigures, Place, parse_place
+from octavo.gateway.upstream import ANY, DEFAULT, FALLBACK, ModelFigures, Place, parse_place
 from octavo.gateway.upstreams import Upstreams
 from octavo.generate.reply import Usage
 from octavo.release.controller import Assigned, Releases
@@ -249,6 +249,37 @@ def test_pools_fall_back() -> None:
         assert (await admission.place(asked(), POOLS)).upstream is spare
 
     asyncio.run(run())
+
+
+def test_who_may_serve_a_model_is_asked_after_those_who_say_so() -> None:
+    """One that does not say its models may have any."""
+    upstreams = known("a")
+    queue = UpstreamQueue(upstreams, WaitLimits())
+    assert queue.candidates(asked(model="other"), POOLS) == []
+    upstreams.up(upstreams.add(Place("http://b:1")), {ANY: ModelFigures()}, own=False)
+
+    def chosen(model: str) -> str:
+        lease = upstreams.choose(DEFAULT, model, Ask(1)).lease
+        return "" if lease is None else lease.upstream.id
+
+    def costs(model: str) -> list[str]:
+        return [one.replica for one in upstreams.explain(DEFAULT, model, Ask(1))]
+
+    assert (chosen("m"), chosen("other"), costs("m"), costs("x")) == (
+        "a",
+        "b:1",
+        ["a", "b:1"],
+        ["b:1"],
+    )
+    assert [up.id for up in queue.candidates(asked(model="other"), POOLS)] == ["b:1"]
+    assert list(upstreams.models) == ["m"]
+    one = upstreams.get("a")
+    assert one is not None
+    upstreams.down(one, "gone")
+    assert chosen("m") == "b:1"
+    assert (one.called("m"), one.called("x")) == ("m", "x")
+    other = upstreams.get("b:1")
+    assert other is not None and other.called("m") == ANY
 
 
 def believed(upstreams: Upstreams, ask: Ask) -> dict[str, int]:

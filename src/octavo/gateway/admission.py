@@ -73,7 +73,7 @@ class UpstreamQueue:
         """Upstreams that may take a request now."""
         model = asked.outline.model
         up = [self._upstreams.get(asked.keeper)] if asked.keeper else self._up(pools)
-        return [one for one in up if one is not None and one.state == "up" and model in one.models]
+        return [one for one in up if one is not None and one.state == "up" and one.serves(model)]
 
     def _up(self, pools: Pools) -> list[Upstream]:
         return [up for up in self._upstreams if up.state == "up" and up.place.pool in pools]

@@ -13,7 +13,7 @@ from octavo.errors import place
 from octavo.gateway.cache_subscriptions import CacheSubscriptions
 from octavo.gateway.errors import Exhausted, UpstreamFailed
 from octavo.gateway.transport import Transport
-from octavo.gateway.upstream import ModelFigures, Place, Upstream
+from octavo.gateway.upstream import ANY, ModelFigures, Place, Upstream
 from octavo.gateway.upstreams import Upstreams
 from octavo.server.parsing import NOT_JSON
 
@@ -57,10 +57,15 @@ class _Cards(msgspec.Struct):
 
 
 class Health:
-    """Probes every upstream, for as long as it is there."""
+    """Probes every upstream, for as long as it is there. passes_keys: upstreams see the keys of
+    clients, unless they have one of their own."""
 
-    def __init__(self, upstreams: Upstreams, transport: Transport, check: HealthCheck) -> None:
+    def __init__(
+        self, upstreams: Upstreams, transport: Transport, check: HealthCheck,
+        passes_keys: bool = False,
+    ) -> None:  # fmt: skip
         self._upstreams, self._transport, self.check = upstreams, transport, check
+        self._passes_keys = passes_keys
         self._subscriptions = CacheSubscriptions(upstreams, transport)
         self._tasks: dict[Upstream, asyncio.Task[None]] = {}
         self._asked: dict[Upstream, asyncio.Event] = {}
@@ -142,6 +147,8 @@ class Health:
         """The models of an upstream, and whether it is Octavo. Raises UpstreamFailed."""
         timeout = self.check.timeout
         status, text = await self._transport.get(upstream, "/v1/models", timeout)
+        if status in (401, 403) and self._passes_keys and upstream.place.key is None:
+            return self._unsaid(upstream), False
         if status != 200:
             hint = "; it wants a key (--upstream-key)" if status in (401, 403) else ""
             raise UpstreamFailed(f"upstream {upstream.id} answers /v1/models with {status}{hint}")
@@ -153,6 +160,16 @@ class Health:
             ) from None
         figures = {card.id: card.figures for card in cards}
         return figures, bool(cards) and all(card.owned_by == OWNER for card in cards)
+
+    @staticmethod
+    def _unsaid(upstream: Upstream) -> dict[str, ModelFigures]:
+        """The models of an upstream that says them only to who has a key, as clients do."""
+        if ANY not in upstream.models:
+            LOG.warning(
+                "upstream %s says its models only to who has a key: it is asked for any, with "
+                "clients' keys; --upstream-key KEY has the gateway know them", upstream.id,
+            )  # fmt: skip
+        return {ANY: ModelFigures()}
 
     async def close(self) -> None:
         for task in self._tasks.values():

@@ -127,7 +127,7 @@ class Relay:
             return spare
         lease = job.lease
         assert lease is not None
-        one.model = job.asked.outline.model  # which is one that an upstream has
+        one.model = lease.upstream.called(job.asked.outline.model or "")
         if isinstance(answer, Response):
             if (spare := job.spare(answer.status_code)) is not None:
                 return spare
@@ -171,7 +171,8 @@ class Relay:
 
     async def _begun(self, job: RelayJob, lease: UpstreamLease) -> Begun:
         """What an upstream answers, or another, if the first says nothing for a while."""
-        model, stream, began = job.asked.outline.model or "", job.asked.stream, time.monotonic()
+        model, stream = lease.upstream.called(job.asked.outline.model or ""), job.asked.stream
+        began = time.monotonic()
         seconds = None if job.follower is not None else self.hedges.seconds(model, stream)
         if seconds is None:
             found = await self._limited(job, lease)

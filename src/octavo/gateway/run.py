@@ -75,10 +75,10 @@ async def _serve(
     config = options.config
     upstreams, transport = Upstreams(), Transport(timeouts_of(config))
     admission = UpstreamQueue(upstreams, limits_of(config))
-    health = Health(upstreams, transport, HealthCheck(config.probe_interval))
     metrics, access = GatewayMetrics(upstreams, admission), options.access
     shadow, keyring = Shadow(state.releases, admission, transport), access.keyring
     guarded = bool(access.api_keys or access.admin_key or keyring)
+    health = Health(upstreams, transport, HealthCheck(config.probe_interval), not guarded)
     traffic = Traffic(state.releases, state.experiments, shadow)
     relay = Relay(admission, transport, health, traffic, metrics.relayed, guarded)
     metrics.watch(relay.cache)

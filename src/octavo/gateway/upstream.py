@@ -16,6 +16,7 @@ from octavo.gateway.upstream_cache import UpstreamCache
 Cut = Callable[[str], None]  # ends a request or an answer; is told why
 UpstreamState = Literal["starting", "up", "draining", "down"]
 DEFAULT, FALLBACK = "default", "fallback"  # pools
+ANY = "*"  # among the models of an upstream: it may have others than it says
 WEIGHT = 0.1  # of the latest measurement in what is known
 
 
@@ -117,6 +118,14 @@ class Upstream:
     @property
     def requests(self) -> int:
         return self.running + self.waiting
+
+    def serves(self, model: str | None) -> bool:
+        """Whether it may be asked for a model."""
+        return model in self.models or ANY in self.models
+
+    def called(self, model: str) -> str:
+        """What is counted under the name of a model: clients may make up others than it says."""
+        return model if model in self.models or ANY not in self.models else ANY
 
     def figures(self, places: int, model: str) -> Replica:
         """What routing has to know."""

@@ -12,7 +12,7 @@ from octavo.balance.cost import Ask
 from octavo.balance.prefix_index import ReplicaPrefixes
 from octavo.balance.router import Candidate, Router
 from octavo.engine.block_changes import CachedPrompt
-from octavo.gateway.upstream import ModelFigures, Place, Upstream
+from octavo.gateway.upstream import ANY, ModelFigures, Place, Upstream
 from octavo.gateway.upstream_cache import MOST_SENT, HeldBlocks, Indexes
 
 LOG = logging.getLogger("octavo.gateway")
@@ -224,32 +224,41 @@ class Upstreams:
 
     @property
     def models(self) -> dict[str, Upstream]:
-        """Every model that can be asked for, with one who serves it."""
-        return {model: up for up in self if up.state == "up" for model in up.models}
+        """Every model that is known to be served, with one who serves it."""
+        found = {model: up for up in self if up.state == "up" for model in up.models}
+        found.pop(ANY, None)
+        return found
 
     def choose(self, pool: str, model: str, ask: Ask, barred: Collection[str] = ()) -> Selection:
         """The upstream of a pool for a request. barred: not these."""
         self._take_over()
-        router = self._routers.get((pool, model))
-        if router is None:
-            return Selection(None, known=False)
+        routers = self._serving(pool, model)
+        for router in routers:
+            if (lease := self._lease(router, ask, barred)) is not None:
+                return Selection(lease)
+        return Selection(None, known=bool(routers))
+
+    def _serving(self, pool: str, model: str) -> list[Router]:
+        """Of those of a pool who say that they serve a model, and of those who may."""
+        found = (self._routers.get((pool, name)) for name in (model, ANY))
+        return [router for router in found if router is not None]
+
+    def _lease(self, router: Router, ask: Ask, barred: Collection[str]) -> UpstreamLease | None:
         rather_not = {*barred, *self._broken()}
         route = router.choose(ask, rather_not)
         if route is None and not len(router.fleet.those("full", rather_not)):
             route = router.choose(ask, barred)  # rather one that fails than none
         if route is None:
-            return Selection(None)
+            return None
         upstream = self._all[route.replica]
         upstream.breaker.begin()
         router.images.sent(upstream.id, ask.images)
         lease = UpstreamLease(self, upstream, ask, upstream.cache.begin(router.index, ask))
         self.changed(upstream)
-        return Selection(lease)
+        return lease
 
     def explain(self, pool: str, model: str, ask: Ask) -> list[Candidate]:
         """What a request costs at every upstream of a pool."""
         self._take_over()
-        router = self._routers.get((pool, model))
-        if router is None:
-            return []
-        return router.explain(ask, self._broken())
+        broken = self._broken()
+        return [c for router in self._serving(pool, model) for c in router.explain(ask, broken)]
