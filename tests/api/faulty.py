@@ -138,6 +138,12 @@ def breaks_off(connection: socket.socket, one: Faulty) -> None:
     time.sleep(0.05)
 
 
+def says_that_it_failed(connection: socket.socket, one: Faulty) -> None:
+    """As vLLM and SGLang do."""
+    error = b'data: {"error":{"message":"the engine died","type":"InternalServerError","code":500}}'
+    connection.sendall(SSE + chunk(" one") + error + b"\n\ndata: [DONE]\n\n")
+
+
 def falls_silent(connection: socket.socket, one: Faulty) -> None:
     connection.sendall(SSE + chunk(" one"))
     one.over.wait()

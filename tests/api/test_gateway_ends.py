@@ -53,6 +53,40 @@ def test_a_last_event_needs_no_empty_line(end: bytes, whole: bool) -> None:
     asyncio.run(test())
 
 
+ERROR = b'data: {"error":{"message":"the engine died","type":"InternalServerError","code":500}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "end", "failed"),
+    [("/v1/completions", ERROR + DONE, True), ("/v1/completions", ERROR, True),
+     ("/v1/completions", b"event: error\n" + ERROR.rstrip(), True),
+     ("/v1/completions", ERROR.replace(b"\n", b"\r\n") + DONE, True),
+     ("/v1/completions", b'data: {"error":null,"choices":[{"text":"error"}]}\n\n' + DONE, False),
+     ("/v1/completions", b'data: {"choices":[{"text":"data: {\\"error\\":{}}"}]}\n\n' + DONE, False),
+     ("/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":"api_error"}}\n\n', True),
+     ("/v1/responses", b'data: {"type":"response.failed","response":{"error":{"code":"x"}}}\n\n', True),
+     ("/v1/responses", b'data: {"type":"response.completed","response":{"error":null}}\n\n', False)],
+)  # fmt: skip
+def test_a_stream_that_says_that_it_failed_has_failed(path: str, end: bytes, failed: bool) -> None:
+    """Whatever follows: metrics, breakers and releases hear of it, and its client hears it once."""
+
+    async def test() -> None:
+        async with (
+            gateway(default=Ending(sound(), end)) as at,
+            aiohttp.ClientSession() as session,
+        ):
+            body = {"model": "m", "prompt": "x", "max_tokens": 4, "stream": True, "n": 2}
+            async with session.post(f"{at}{path}", json=body) as response:
+                assert (response.status, await response.read()) == (200, CHUNK + end)
+            async with session.get(f"{at}/metrics") as response:
+                said = await response.text()
+            counted = [line for line in said.splitlines() if line.startswith("octavo_upstream_requests_total")]  # fmt: skip
+            assert len(counted) == 1 and f'status="{502 if failed else 200}"' in counted[0]
+
+    asyncio.run(test())
+
+
 @pytest.mark.parametrize(
     ("path", "chunk", "end", "whole"),
     [("/api/chat", b'{"done":false}\n', b'{"done":true}\n', True),

@@ -14,7 +14,7 @@ import pytest
 from octavo.gateway.response_cache import OVERHEAD, SECONDS, ResponseCache, deterministic
 from tests.api import faulty
 from tests.api.server import Server, serving
-from tests.api.test_gateway import ADMIN, QUICK, at_rest, behind, simulated
+from tests.api.test_gateway import ADMIN, QUICK, at_rest, behind, simulated, upstreams
 from tests.waiting import until
 
 
@@ -77,6 +77,19 @@ def test_broken_streams_and_errors_are_not_kept(gateway: Server, good: Server) -
             hit, body = ask(gateway, prompt="broken", temperature=0, stream=True)
             assert hit is None and b"ended in the middle" in body
             assert bad.posts == posts
+        at_rest(gateway)
+    assert gateway.post("/v1/upstreams", {"upstream": good.url}, ADMIN)[0] == 200
+
+
+def test_a_stream_that_says_that_it_failed_is_not_kept(gateway: Server, good: Server) -> None:
+    """Though it has the end of a good one. Its upstream is not asked for ever."""
+    gateway.post("/v1/upstreams/remove", {"upstream": good.url}, ADMIN)
+    with faulty.faulty(faulty.says_that_it_failed) as bad, behind(gateway, bad.url) as name:
+        for posts in range(1, 6):
+            hit, body = ask(gateway, prompt="failed", temperature=0, stream=True)
+            assert hit is None and body.endswith(b"data: [DONE]\n\n")
+            assert bad.posts == posts
+        assert upstreams(gateway)[name]["breaker"] != "closed"
         at_rest(gateway)
     assert gateway.post("/v1/upstreams", {"upstream": good.url}, ADMIN)[0] == 200
 

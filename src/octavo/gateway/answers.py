@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -20,6 +21,7 @@ STREAMS = ("text/event-stream", "application/x-ndjson")
 DONE = (b"data: [DONE]", b"data:[DONE]")  # lines of their own: texts may say so, too
 BESIDE = (b":", b"event:", b"id:", b"retry:")  # lines of an event that are no data
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
+FAILED = ("error", "response.failed")  # types of events
 LONGEST = 86_400.0  # seconds that an upstream may want to be left alone, for clients to hear of it
 ELSEWHERE = ("engine_error", "engine_failed", "engine_closed", "internal_error", "shutting_down")
 
@@ -114,6 +116,25 @@ class _Failure(msgspec.Struct):
     error: _Error
 
 
+class _Told(msgspec.Struct):
+    """An event of any dialect."""
+
+    type: Any = None
+    error: dict[str, Any] | str | None = None
+
+
+def tells_failure(data: bytes) -> bool:
+    """Whether an event of a stream is an error, as other servers send it before the end that a good
+    stream has. Texts may have the word, too."""
+    for line in data.splitlines():
+        if b'"error"' in line:
+            with suppress(*NOT_JSON):
+                told = msgspec.json.decode(line.removeprefix(b"data:"), type=_Told)
+                if told.error or told.type in FAILED:
+                    return True
+    return False
+
+
 def is_final(rest: bytes) -> bool:
     """Whether the end of a stream is an error that another upstream would give, too."""
     data = rest.partition(b"data: ")[2].partition(b"\n")[0]
@@ -135,11 +156,11 @@ def is_cut(rest: bytes) -> bool:
 
 
 def streamed(job: RelayJob) -> Spent | None:
-    """The tokens of a stream that has ended, about; None if its end is missing."""
+    """The tokens of a stream that has ended, about; None if its end is missing. An error is one."""
     done = any(line.rstrip() in DONE for line in job.tail[-64:].split(b"\n"))
     if job.asked.path == RESPONSES and not done:  # which some end without it
         return _response_spent(job.tail)
-    if job.asked.path in RESUMABLE and not done:
+    if job.asked.path in RESUMABLE and not (done or job.erred):
         return None
     return Spent(job.asked.ask.tokens, job.chunks)
 

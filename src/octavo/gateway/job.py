@@ -41,6 +41,7 @@ class RelayJob:
     lease: UpstreamLease | None = None
     tail: bytes = b""  # of what was passed on
     chunks: int = 0
+    erred: bool = False  # what was passed on is, or has, an error of the upstream
 
     @property
     def body(self) -> bytes:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from octavo.gateway.answers import complete, end_of_event, events, is_cut, is_final, streamed
+from octavo.gateway.answers import (
+    complete,
+    end_of_event,
+    events,
+    is_cut,
+    is_final,
+    streamed,
+    tells_failure,
+)
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.job import RelayJob, count
 from octavo.gateway.transport import Answer
@@ -36,6 +44,8 @@ class Passage:
             ready = data
             job.chunks += 1
             job.tail = ready or job.tail
+            if b'"error"' in ready and tells_failure(ready):
+                job.erred = True
         if ready and self._seen is not None:
             self._seen.feed(ready)
         return ready
@@ -66,8 +76,10 @@ class Passage:
         return self._answer.over and complete(self._job)
 
     def end(self) -> bytes:
-        """What is passed on at the end. Raises UpstreamFailed if that is missing."""
+        """What is passed on at the end. Raises UpstreamFailed if that is missing. A stream that
+        says itself that it failed has failed, and needs no other end."""
         job = self._job
+        job.erred = job.erred or tells_failure(self._held)
         spent = streamed(job) if job.follower is None else job.follower.spent
         if spent is None and job.follower is None:
             job.tail += self._held  # a last event may be without the line that ends it

@@ -137,7 +137,7 @@ class Relay:
         direct = key is None and job.asked.path != RESPONSES  # else others read it, too
         frames, kind = self._frames(job, answer, one, direct), answer[0].headers["content-type"]
         if key is not None:
-            frames = self.cache.stream(key, frames, kind, lease.upstream.id)
+            frames = self.cache.stream(key, frames, kind, job)
         return EventStream(await started(frames), kind, {"x-replica": lease.upstream.id})
 
     # -- until something has come -----------------------------------------------------------------
@@ -330,7 +330,10 @@ class Relay:
                         yield ready
                     ready, data = b"", await passage.read()
                 rest = ready + passage.end()
-                lease.end(True, job.tokens)
+                lease.end(not job.erred, job.tokens)
+                if job.erred:
+                    one.failed(UpstreamFailed(f"upstream {lease.upstream.id} says that it failed"))
+                    self._health.look(lease.upstream)
                 if rest:
                     yield rest
                 return

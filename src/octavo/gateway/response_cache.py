@@ -136,9 +136,11 @@ class ResponseCache:
             self.put(key, bytes(response.body), found)
 
     async def stream(
-        self, key: bytes, frames: AsyncGenerator[bytes, None], kind: str, replica: str
+        self, key: bytes, frames: AsyncGenerator[bytes, None], kind: str, job: RelayJob
     ) -> AsyncGenerator[bytes, None]:
-        """The frames of a stream, which is kept if it has come to its end."""
+        """The frames of a stream, which is kept if it has come to a good end."""
+        assert job.lease is not None
+        replica = job.lease.upstream.id  # which others may follow
         had: list[bytes] = []
         size = 0
         async with aclosing(frames) as passed:
@@ -148,7 +150,7 @@ class ResponseCache:
                     had.append(frame)
                 yield frame
         body = b"".join(had)
-        if len(body) == size and body.endswith(END):
+        if len(body) == size and body.endswith(END) and not job.erred:
             headers = {"content-type": kind, "x-replica": replica, **STREAM_HEADERS}
             self.put(key, body, headers)
 
