@@ -183,10 +183,10 @@ def test_traces_go_on_at_upstreams() -> None:
     assert onward(given, "id", guarded=False).items() > {("authorization", "Bearer k")}
 
 
-def known(*names: str, places: int = 256) -> Upstreams:
-    upstreams = Upstreams("least-load", places)
+def known(*names: str, places: int = 256, models: str = "m") -> Upstreams:
+    upstreams, figures = Upstreams("least-load", places), dict.fromkeys(models, ModelFigures())
     for name in names:
-        upstreams.up(upstreams.add(Place(f"http://{name}")), {"m": ModelFigures()}, True)
+        upstreams.up(upstreams.add(Place(f"http://{name}")), figures, True)
     return upstreams
 
 
@@ -213,6 +213,51 @@ def test_the_line_is_in_order_of_priority_then_of_arrival() -> None:
         return served
 
     assert asyncio.run(run()) == ["urgent", "two", "late"]
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_who_is_first_of_all_models_is_first_at_an_upstream(places: int) -> None:
+    """Also where several places are free at once."""
+
+    async def run() -> None:
+        upstreams = known("a", places=1, models="mn")
+        admission = UpstreamQueue(upstreams, WaitLimits())
+        leases = [await admission.place(asked(), POOLS)]
+        served: list[int] = []
+
+        async def wait(model: str, priority: int) -> None:
+            leases.append(await admission.place(asked(model=model, priority=priority), POOLS))
+            served.append(priority)
+
+        tasks = []
+        for model, priority in (("m", 7), ("m", 0), ("m", 3), ("n", 2), ("n", 1), ("n", 8)):
+            tasks.append(asyncio.create_task(wait(model, priority)))
+            await asyncio.sleep(0)
+        upstreams.configure("least-load", places)
+        for _ in range(20):  # one by one, as places are free
+            if leases:
+                leases.pop().end(True)
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        assert served == [0, 1, 2, 3, 7, 8]
+
+    asyncio.run(run())
+
+
+def test_a_place_for_one_that_leaves_is_the_next_ones() -> None:
+    """Though it was its own already when it left."""
+
+    async def run() -> None:
+        admission = UpstreamQueue(known("a", places=1), WaitLimits())
+        first = await admission.place(asked(), POOLS)
+        tasks = [asyncio.create_task(admission.place(asked(), POOLS)) for _ in range(2)]
+        await asyncio.sleep(0)
+        first.end(True)
+        tasks[0].cancel()
+        lease = await asyncio.wait_for(tasks[1], 10)
+        assert tasks[0].cancelled() and not admission.waiting and lease.upstream.requests == 1
+
+    asyncio.run(run())
 
 
 def test_who_waits_in_vain_is_told_why() -> None:

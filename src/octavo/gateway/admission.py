@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from bisect import insort
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 
 import msgspec
 
-from octavo.errors import InvalidValue, Overloaded
+from octavo.errors import InvalidValue, Overloaded, RequestError
 from octavo.gateway.body import Relayed
 from octavo.gateway.errors import KeeperGone, NoUpstream, UnknownModel
+from octavo.gateway.line import Pools, Waiter, WaitingLines, key_of_line
 from octavo.gateway.upstream import Upstream
 from octavo.gateway.upstreams import UpstreamLease, Upstreams
 
-Pools = tuple[str, ...]
 LATELY = 30.0  # seconds over which it is counted how many requests end
 
 
@@ -30,13 +28,6 @@ class WaitLimits:
     seconds: float = 30.0
 
 
-@dataclass(order=True)
-class _Waiting:
-    priority: int
-    number: int
-    turn: asyncio.Future[None] = field(compare=False)
-
-
 class UpstreamQueue:
     """Gives requests upstreams: lower priorities first, then in order of arrival.
 
@@ -45,16 +36,14 @@ class UpstreamQueue:
 
     def __init__(self, upstreams: Upstreams, limits: WaitLimits) -> None:
         self._upstreams, self.limits = upstreams, limits
-        # By pools, model and keeper; in order.
-        self._lines: dict[tuple[Pools, str, str], list[_Waiting]] = {}
+        self._lines = WaitingLines()
         self._closed = False
-        self._numbers = count()
         self._rate, self._at = 0.0, time.monotonic()  # requests that ended, a second
         upstreams.freed = self._freed
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return len(self._lines)
 
     def waits_for(self, pool: str) -> bool:
         """Whether a request waits that is to go to a pool."""
@@ -97,24 +86,27 @@ class UpstreamQueue:
     def close(self) -> None:
         """Nobody waits any longer: all get Overloaded."""
         self._closed = True
-        for line in self._lines.values():
-            for one in line:
-                if not one.turn.done():
-                    one.turn.set_result(None)
+        self._freed()
 
     def _check_open(self) -> None:
         if self._closed:
             raise Overloaded("the gateway is shutting down", code="shutting_down")
 
     def _freed(self) -> None:
-        for line in self._lines.values():
-            self._call(line)
+        """Somebody may have a place."""
+        self._lines.serve(self._give)
 
-    @staticmethod
-    def _call(line: list[_Waiting]) -> None:
-        """The first of a line has its turn."""
-        if line and not line[0].turn.done():
-            line[0].turn.set_result(None)
+    def _give(self, one: Waiter) -> bool:
+        """Whether a request has had its turn: it has a place, or never will."""
+        try:
+            self._check_open()
+            lease = self._look(one.asked, one.pools, one.barred)
+        except RequestError as e:
+            one.turn.set_exception(e.with_traceback(None))  # which would hold this frame
+            return True
+        if lease is not None:
+            one.turn.set_result(lease)
+        return lease is not None
 
     def _look(self, asked: Relayed, pools: Pools, barred: Collection[str]) -> UpstreamLease | None:
         """A place in the first of the pools that has one, else at one that is barred; None: all are
@@ -155,42 +147,35 @@ class UpstreamQueue:
         end.
         """
         self._check_open()
-        # Who waits for one pool, or one upstream, is in no other's way.
-        key = pools, asked.outline.model or "", asked.keeper
-        if not self._lines.get(key) and (lease := self._look(asked, pools, barred)) is not None:
+        waits = key_of_line(asked, pools) in self._lines
+        if not waits and (lease := self._look(asked, pools, barred)) is not None:
             return lease
         if (full := self.waiting) >= self.limits.requests:
             raise NoUpstream(f"{full:,} requests wait already", "overloaded", self.retry_after)
-        line = self._lines.setdefault(key, [])
-        one = _Waiting(asked.priority, next(self._numbers), self._turn())
-        insort(line, one)
+        one = self._lines.join(asked, pools, barred)
         try:
-            return await self._wait(one, asked, pools, barred)
+            await asyncio.wait((one.turn,), timeout=self.limits.seconds)
+            if one.turn.done():
+                return one.turn.result()
+            self._lines.leave(one)
+            raise self._in_vain(asked, pools)
+        except asyncio.CancelledError:
+            self._left(one)
+            raise
         finally:
-            line.remove(one)
-            self._call(line)
-            if not line:
-                self._lines.pop(key, None)
+            del one  # its error holds this frame
 
-    async def _wait(
-        self, one: _Waiting, asked: Relayed, pools: Pools, barred: Collection[str]
-    ) -> UpstreamLease:
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                while True:
-                    await one.turn
-                    self._check_open()
-                    if (lease := self._look(asked, pools, barred)) is not None:
-                        return lease
-                    one.turn = self._turn()
-        except TimeoutError:
-            seconds = self.limits.seconds
-            if self.candidates(asked, pools):
-                text = f"every upstream was busy for {seconds:g} s"
-                raise NoUpstream(text, "overloaded", self.retry_after) from None
-            text = f"no upstream answered for {seconds:g} s"
-            raise NoUpstream(text, "no_upstream", 2.0) from None
+    def _left(self, one: Waiter) -> None:
+        """Who waited is gone; its turn may have come meanwhile."""
+        if not one.turn.done():
+            self._lines.leave(one)
+        elif one.turn.exception() is None:
+            one.turn.result().end()
 
-    @staticmethod
-    def _turn() -> asyncio.Future[None]:
-        return asyncio.get_running_loop().create_future()
+    def _in_vain(self, asked: Relayed, pools: Pools) -> NoUpstream:
+        """What a request is told that has waited too long."""
+        seconds = self.limits.seconds
+        if self.candidates(asked, pools):
+            text = f"every upstream was busy for {seconds:g} s"
+            return NoUpstream(text, "overloaded", self.retry_after)
+        return NoUpstream(f"no upstream answered for {seconds:g} s", "no_upstream", 2.0)

@@ -1,0 +1,81 @@
+"""Who waits for an upstream, and in which order they have their turns."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from octavo.gateway.body import Relayed
+from octavo.gateway.upstreams import UpstreamLease
+
+Pools = tuple[str, ...]
+LineKey = tuple[Pools, str, str]  # pools, model and keeper
+
+
+def key_of_line(asked: Relayed, pools: Pools) -> LineKey:
+    """Who waits for one pool, or one upstream, is in no other's way."""
+    return pools, asked.outline.model or "", asked.keeper
+
+
+@dataclass(order=True)
+class Waiter:
+    """A request that waits; the least is the first. turn: has its place, or why there is none."""
+
+    priority: int
+    number: int
+    asked: Relayed = field(compare=False)
+    pools: Pools = field(compare=False)
+    barred: Collection[str] = field(compare=False)
+    turn: asyncio.Future[UpstreamLease] = field(compare=False)
+
+    @property
+    def key(self) -> LineKey:
+        return key_of_line(self.asked, self.pools)
+
+
+class WaitingLines:
+    """Requests that wait, one line for all who may get the same places."""
+
+    def __init__(self) -> None:
+        self._lines: dict[LineKey, list[Waiter]] = {}  # none is empty; in order
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def __iter__(self) -> Iterator[LineKey]:
+        return iter(self._lines)
+
+    def __contains__(self, key: LineKey) -> bool:
+        return key in self._lines
+
+    def join(self, asked: Relayed, pools: Pools, barred: Collection[str]) -> Waiter:
+        """Puts a request in its line."""
+        turn = asyncio.get_running_loop().create_future()
+        one = Waiter(asked.priority, next(self._numbers), asked, pools, barred, turn)
+        insort(self._lines.setdefault(one.key, []), one)
+        return one
+
+    def leave(self, one: Waiter) -> None:
+        """Takes a request out of its line."""
+        line = self._lines[one.key]
+        del line[bisect_left(line, one)]
+        if not line:
+            del self._lines[one.key]
+
+    def serve(self, give: Callable[[Waiter], bool]) -> None:
+        """Gives turns as long as there are places, always to the first of those of all lines who
+        may get one. give: whether it has had its turn; what one of a line cannot get, none behind
+        it can."""
+        heads = [line[0] for line in self._lines.values()]
+        heapify(heads)
+        while heads:
+            one = heappop(heads)
+            if give(one):
+                self.leave(one)
+                if one.key in self._lines:
+                    heappush(heads, self._lines[one.key][0])
