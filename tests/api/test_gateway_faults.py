@@ -140,6 +140,22 @@ def test_a_client_that_vanishes_within_its_body_is_no_failure(gateway: Server) -
     until(lambda: counted in gateway.get("/metrics")[1])
 
 
+def test_what_is_refused_is_not_counted_as_answered(good: Server, folder: Path) -> None:
+    """One place, which is taken, a line of one: nobody knows how long that takes."""
+    arguments = ("--upstream", good.url, *QUICK, "--max-inflight", "1", "--max-queue", "1")
+    with serving(*arguments, log=folder / "refused.log", does="gateway") as full, ThreadPoolExecutor(2) as pool:  # fmt: skip
+        asked = [pool.submit(streamed, full, "long", 200) for _ in range(2)]
+        until(lambda: full.metric("octavo_gateway_waiting") == 1)
+        for _ in range(40):
+            body = json.dumps({"model": "simulated", "prompt": "x"}).encode()
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(f"{full.url}/v1/completions", body, timeout=60)
+            with refused.value as reply:
+                assert (reply.code, reply.headers["retry-after-ms"]) == (503, "1000")
+        assert {answer.result() for answer in asked} == {text(good, "long", 200)}
+        at_rest(full)
+
+
 def test_what_is_too_much_is_refused_with_a_time(good: Server, folder: Path) -> None:
     """80 at once, 4 places, a line of 16: who is let in has the right text, all others get 503."""
     arguments = ("--upstream", good.url, *QUICK, "--max-inflight", "4", "--max-queue", "16")

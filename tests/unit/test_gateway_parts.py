@@ -17,6 +17,7 @@ from octavo.balance.cost import Ask
 from octavo.errors import InvalidValue, Overloaded, UsageError
 from octavo.experiments.controller import Experiments
 from octavo.gateway.admission import UpstreamQueue, WaitLimits
+from octavo.gateway.answer_rate import AnswerRate
 from octavo.gateway.answers import complete
 from octavo.gateway.app import PASSED_DIALECTS
 from octavo.gateway.body import (
@@ -258,6 +259,38 @@ def test_a_place_for_one_that_leaves_is_the_next_ones() -> None:
         assert tasks[0].cancelled() and not admission.waiting and lease.upstream.requests == 1
 
     asyncio.run(run())
+
+
+def test_how_fast_requests_are_answered_is_known_from_when_others_wait() -> None:
+    """From the first seconds on; how many are asked meanwhile, or before, says nothing."""
+    now = [0.0]
+    answers = AnswerRate(lambda: now[0])
+
+    def goes_on(seconds: int, rate: int) -> None:
+        for _ in range(seconds * rate):
+            now[0] += 1 / rate
+            answers.answered()
+
+    goes_on(600, 1)
+    assert answers.rate == 0
+    answers.waits(True)
+    goes_on(2, 8)
+    assert answers.rate == pytest.approx(8, rel=0.01)
+    answers.waits(False)
+    goes_on(600, 1)
+    assert answers.rate == pytest.approx(8, rel=0.1)
+    answers.waits(True)
+    goes_on(120, 2)
+    assert answers.rate == pytest.approx(2, rel=0.1)
+    for _ in range(300):  # a line of one, which is empty when its place's last request has ended
+        answers.waits(True)
+        now[0] += 1
+        answers.waits(False)
+        answers.answered()
+    assert answers.rate == pytest.approx(1, rel=0.1)
+    answers.waits(True)
+    now[0] += 600
+    assert answers.rate < 0.01
 
 
 def test_who_waits_in_vain_is_told_why() -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgspec
 
 from octavo.errors import InvalidValue, Overloaded, RequestError
+from octavo.gateway.answer_rate import AnswerRate
 from octavo.gateway.body import Relayed
 from octavo.gateway.errors import KeeperGone, NoUpstream, UnknownModel
 from octavo.gateway.line import Pools, Waiter, WaitingLines, key_of_line
 from octavo.gateway.upstream import Upstream
 from octavo.gateway.upstreams import UpstreamLease, Upstreams
-
-LATELY = 30.0  # seconds over which it is counted how many requests end
 
 
 @dataclass(frozen=True)
@@ -36,9 +33,8 @@ class UpstreamQueue:
 
     def __init__(self, upstreams: Upstreams, limits: WaitLimits) -> None:
         self._upstreams, self.limits = upstreams, limits
-        self._lines = WaitingLines()
+        self._lines, self._answers = WaitingLines(), AnswerRate()
         self._closed = False
-        self._rate, self._at = 0.0, time.monotonic()  # requests that ended, a second
         upstreams.freed = self._freed
 
     @property
@@ -70,18 +66,12 @@ class UpstreamQueue:
     @property
     def retry_after(self) -> float:
         """Seconds until all that wait now have been taken, as fast as of late."""
-        self._decay()
-        return min(max((self.waiting + 1) / self._rate, 0.5), 60.0) if self._rate else 1.0
+        rate = self._answers.rate
+        return min(max((self.waiting + 1) / rate, 0.5), 60.0) if rate else 1.0
 
-    def _decay(self) -> None:
-        now = time.monotonic()
-        self._rate *= math.exp(-(now - self._at) / LATELY)
-        self._at = now
-
-    def ended(self) -> None:
-        """A request has been answered."""
-        self._decay()
-        self._rate += 1 / LATELY  # so that a steady rate is its own sum
+    def answered(self) -> None:
+        """A request that had a place has been answered."""
+        self._answers.answered()
 
     def close(self) -> None:
         """Nobody waits any longer: all get Overloaded."""
@@ -94,7 +84,9 @@ class UpstreamQueue:
 
     def _freed(self) -> None:
         """Somebody may have a place."""
-        self._lines.serve(self._give)
+        if self._lines:
+            self._lines.serve(self._give)
+            self._answers.waits(bool(self._lines))
 
     def _give(self, one: Waiter) -> bool:
         """Whether a request has had its turn: it has a place, or never will."""
@@ -153,24 +145,25 @@ class UpstreamQueue:
         if (full := self.waiting) >= self.limits.requests:
             raise NoUpstream(f"{full:,} requests wait already", "overloaded", self.retry_after)
         one = self._lines.join(asked, pools, barred)
+        self._answers.waits(True)
         try:
             await asyncio.wait((one.turn,), timeout=self.limits.seconds)
             if one.turn.done():
                 return one.turn.result()
-            self._lines.leave(one)
+            self._leave(one)
             raise self._in_vain(asked, pools)
         except asyncio.CancelledError:
-            self._left(one)
+            if not one.turn.done():
+                self._leave(one)
+            elif one.turn.exception() is None:
+                one.turn.result().end()  # its turn came as it left
             raise
         finally:
             del one  # its error holds this frame
 
-    def _left(self, one: Waiter) -> None:
-        """Who waited is gone; its turn may have come meanwhile."""
-        if not one.turn.done():
-            self._lines.leave(one)
-        elif one.turn.exception() is None:
-            one.turn.result().end()
+    def _leave(self, one: Waiter) -> None:
+        self._lines.leave(one)
+        self._answers.waits(bool(self._lines))
 
     def _in_vain(self, asked: Relayed, pools: Pools) -> NoUpstream:
         """What a request is told that has waited too long."""

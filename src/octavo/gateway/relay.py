@@ -16,14 +16,7 @@ from octavo.balance.hedge import Hedges
 from octavo.balance.retry import RETRYABLE, Backoff, RetryBudget
 from octavo.errors import RequestError
 from octavo.gateway.admission import UpstreamQueue
-from octavo.gateway.answers import (
-    STREAMS,
-    check_stream,
-    failure,
-    read_spent,
-    refusal,
-    wanted_wait,
-)
+from octavo.gateway.answers import STREAMS, check_stream, failure, read_spent, refusal, wanted_wait
 from octavo.gateway.body import RESPONSES, Relayed, read_outline
 from octavo.gateway.deadline import Deadline
 from octavo.gateway.errors import NoUpstream, RolledBack, UpstreamFailed
@@ -386,8 +379,9 @@ class Relay:
 
     def _ended(self, job: RelayJob, one: Exchange) -> None:
         """Tells of a request that has ended."""
-        self._admission.ended()
         told = job.finished(one)
+        if told.replica and told.status < 500:
+            self._admission.answered()
         self._watch(told)
         if job.dealt.seen is None:
             return  # nobody compares versions
