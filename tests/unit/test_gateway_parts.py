@@ -245,6 +245,81 @@ def test_who_is_first_of_all_models_is_first_at_an_upstream(places: int) -> None
     asyncio.run(run())
 
 
+def test_senders_have_turns() -> None:
+    """However many requests of one wait, another's are among the next; each one's are in order."""
+
+    async def run() -> None:
+        upstreams = known("a", places=1)
+        admission = UpstreamQueue(upstreams, WaitLimits())
+        leases = [await admission.place(asked(), POOLS)]
+        served: list[str] = []
+
+        async def wait(name: str) -> None:
+            request = msgspec.structs.replace(asked(), salt=name[0])
+            leases.append(await admission.place(request, POOLS))
+            served.append(name)
+
+        async def serve(most: int) -> None:
+            for _ in range(most):
+                leases.pop().end(True)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+
+        async def come(*names: str) -> list[asyncio.Task[None]]:
+            found = [asyncio.create_task(wait(name)) for name in names]
+            await asyncio.sleep(0)
+            return found
+
+        tasks = await come(*(f"a{i}" for i in range(8)), "b0", "b1")
+        await serve(6)
+        assert served == ["a0", "b0", "a1", "b1", "a2", "a3"]
+        tasks += await come("b2", "b3", "c0", "a8")  # nobody is owed for the time before
+        await serve(9)
+        assert served[6:] == ["b2", "c0", "a4", "b3", "a5", "a6", "a7", "a8"]
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+
+
+def test_a_full_line_refuses_the_last() -> None:
+    """Which is of the worst priority, and of the sender that has most."""
+
+    async def run() -> None:
+        admission = UpstreamQueue(known("a", places=1), WaitLimits(3))
+        await admission.place(asked(), POOLS)
+        tasks: dict[str, asyncio.Task[object]] = {}
+
+        async def come(name: str, priority: int) -> list[str]:
+            """Who is refused."""
+            request = msgspec.structs.replace(asked(priority=priority), salt=name[0])
+            tasks[name] = asyncio.create_task(admission.place(request, POOLS))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            gone = [name for name, task in tasks.items() if task.done()]
+            for each in gone:
+                with pytest.raises(
+                    NoUpstream, match="3 requests wait already, all before"
+                ) as found:
+                    tasks.pop(each).result()
+                assert found.value.retry_after > 0
+            return gone
+
+        come_first = [("a0", 5), ("a1", 5), ("a2", 5)]
+        assert [await come(*each) for each in come_first] == [[], [], []]
+        assert await come("a3", 5) == ["a3"]
+        assert await come("b0", 5) == ["a2"]
+        assert await come("b1", 6) == ["b1"]
+        assert await come("a4", 0) == ["a1"]
+        assert await come("c0", -5) == ["b0"]
+        assert admission.waiting == 3 and set(tasks) == {"a0", "a4", "c0"}
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        assert not admission.waiting
+
+    asyncio.run(run())
+
+
 def test_a_place_for_one_that_leaves_is_the_next_ones() -> None:
     """Though it was its own already when it left."""
 

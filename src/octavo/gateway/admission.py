@@ -26,7 +26,8 @@ class WaitLimits:
 
 
 class UpstreamQueue:
-    """Gives requests upstreams: lower priorities first, then in order of arrival.
+    """Gives requests upstreams: lower priorities first, then each sender in turn. Where too many
+    wait, who is the last of all gives way.
 
     pools: of a request, the one that it is to go to and those for when nobody in that can.
     """
@@ -142,10 +143,10 @@ class UpstreamQueue:
         waits = key_of_line(asked, pools) in self._lines
         if not waits and (lease := self._look(asked, pools, barred)) is not None:
             return lease
-        if (full := self.waiting) >= self.limits.requests:
-            raise NoUpstream(f"{full:,} requests wait already", "overloaded", self.retry_after)
         one = self._lines.join(asked, pools, barred)
         self._answers.waits(True)
+        if self.waiting > self.limits.requests:
+            self._refuse(self._lines.last)
         try:
             await asyncio.wait((one.turn,), timeout=self.limits.seconds)
             if one.turn.done():
@@ -160,6 +161,12 @@ class UpstreamQueue:
             raise
         finally:
             del one  # its error holds this frame
+
+    def _refuse(self, one: Waiter) -> None:
+        """The line is too long for its last."""
+        self._leave(one)
+        text = f"{self.waiting:,} requests wait already, all before this one"
+        one.turn.set_exception(NoUpstream(text, "overloaded", self.retry_after))
 
     def _leave(self, one: Waiter) -> None:
         self._lines.leave(one)

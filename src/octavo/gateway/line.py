@@ -26,6 +26,7 @@ class Waiter:
     """A request that waits; the least is the first. turn: has its place, or why there is none."""
 
     priority: int
+    round: int
     number: int
     asked: Relayed = field(compare=False)
     pools: Pools = field(compare=False)
@@ -37,11 +38,31 @@ class Waiter:
         return key_of_line(self.asked, self.pools)
 
 
+@dataclass
+class _Class:
+    """Requests of one priority, which have their turns in rounds: each has one of every sender, and
+    who comes later begins in that which is on. round: of the last that had its turn; last: of the
+    last of each sender, by line."""
+
+    waiting: int = 0
+    round: int = 0
+    last: dict[tuple[LineKey, str], int] = field(default_factory=dict)
+
+    def join(self, key: LineKey, sender: str) -> int:
+        """The round of another request."""
+        self.waiting += 1
+        before = self.last.get((key, sender), -1)
+        found = self.last[key, sender] = max(self.round, before + 1)
+        return found
+
+
 class WaitingLines:
-    """Requests that wait, one line for all who may get the same places."""
+    """Requests that wait, one line for all who may get the same places. The lowest priority is
+    first, then the lowest round, then who came first."""
 
     def __init__(self) -> None:
         self._lines: dict[LineKey, list[Waiter]] = {}  # none is empty; in order
+        self._classes: dict[int, _Class] = {}  # by priority
         self._numbers = count()
 
     def __len__(self) -> int:
@@ -53,11 +74,17 @@ class WaitingLines:
     def __contains__(self, key: LineKey) -> bool:
         return key in self._lines
 
+    @property
+    def last(self) -> Waiter:
+        """Who is behind all others."""
+        return max(line[-1] for line in self._lines.values())
+
     def join(self, asked: Relayed, pools: Pools, barred: Collection[str]) -> Waiter:
         """Puts a request in its line."""
-        turn = asyncio.get_running_loop().create_future()
-        one = Waiter(asked.priority, next(self._numbers), asked, pools, barred, turn)
-        insort(self._lines.setdefault(one.key, []), one)
+        key, turn = key_of_line(asked, pools), asyncio.get_running_loop().create_future()
+        in_round = self._classes.setdefault(asked.priority, _Class()).join(key, asked.salt)
+        one = Waiter(asked.priority, in_round, next(self._numbers), asked, pools, barred, turn)
+        insort(self._lines.setdefault(key, []), one)
         return one
 
     def leave(self, one: Waiter) -> None:
@@ -66,6 +93,10 @@ class WaitingLines:
         del line[bisect_left(line, one)]
         if not line:
             del self._lines[one.key]
+        of_class = self._classes[one.priority]
+        of_class.waiting -= 1
+        if not of_class.waiting:
+            del self._classes[one.priority]
 
     def serve(self, give: Callable[[Waiter], bool]) -> None:
         """Gives turns as long as there are places, always to the first of those of all lines who
@@ -76,6 +107,8 @@ class WaitingLines:
         while heads:
             one = heappop(heads)
             if give(one):
+                of_class = self._classes[one.priority]
+                of_class.round = max(of_class.round, one.round)
                 self.leave(one)
                 if one.key in self._lines:
                     heappush(heads, self._lines[one.key][0])
