@@ -276,6 +276,15 @@ def test_senders_have_turns() -> None:
         tasks += await come("b2", "b3", "c0", "a8")  # nobody is owed for the time before
         await serve(9)
         assert served[6:] == ["b2", "c0", "a4", "b3", "a5", "a6", "a7", "a8"]
+        leases.append(await admission.place(asked(), POOLS))
+        admission.limits = WaitLimits(2)
+        tasks += await come("a0", "a1")
+        refused = await come("a2", "a2", "a2")  # who is no further behind for that
+        admission.limits = WaitLimits()
+        tasks += await come("a3", "b0", "b1", "b2", "b3")
+        await serve(8)
+        assert served[14:] == ["a0", "b0", "a1", "b1", "a3", "b2", "b3"]
+        assert {type(task.exception()) for task in refused} == {NoUpstream}
         await asyncio.gather(*tasks)
 
     asyncio.run(run())

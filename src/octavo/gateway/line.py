@@ -41,19 +41,10 @@ class Waiter:
 @dataclass
 class _Class:
     """Requests of one priority, which have their turns in rounds: each has one of every sender, and
-    who comes later begins in that which is on. round: of the last that had its turn; last: of the
-    last of each sender, by line."""
+    who comes later begins in that which is on. round: of the last that had its turn."""
 
     waiting: int = 0
     round: int = 0
-    last: dict[tuple[LineKey, str], int] = field(default_factory=dict)
-
-    def join(self, key: LineKey, sender: str) -> int:
-        """The round of another request."""
-        self.waiting += 1
-        before = self.last.get((key, sender), -1)
-        found = self.last[key, sender] = max(self.round, before + 1)
-        return found
 
 
 class WaitingLines:
@@ -81,10 +72,15 @@ class WaitingLines:
 
     def join(self, asked: Relayed, pools: Pools, barred: Collection[str]) -> Waiter:
         """Puts a request in its line."""
-        key, turn = key_of_line(asked, pools), asyncio.get_running_loop().create_future()
-        in_round = self._classes.setdefault(asked.priority, _Class()).join(key, asked.salt)
-        one = Waiter(asked.priority, in_round, next(self._numbers), asked, pools, barred, turn)
-        insort(self._lines.setdefault(key, []), one)
+        line, priority = self._lines.setdefault(key_of_line(asked, pools), []), asked.priority
+        of_class = self._classes.setdefault(priority, _Class())
+        of_class.waiting += 1
+        same = (w for w in reversed(line) if w.priority == priority and w.asked.salt == asked.salt)
+        before = next((w.round for w in same), -1)
+        turn = asyncio.get_running_loop().create_future()
+        place = priority, max(of_class.round, before + 1), next(self._numbers)
+        one = Waiter(*place, asked, pools, barred, turn)
+        insort(line, one)
         return one
 
     def leave(self, one: Waiter) -> None:
