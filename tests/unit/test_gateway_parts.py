@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from typing import cast
 
 import msgspec
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from octavo.balance.chain import text_chain
 from octavo.balance.cost import Ask
-from octavo.errors import InvalidValue, Overloaded, UsageError
+from octavo.errors import DeadlineExceeded, InvalidValue, Overloaded, UsageError
 from octavo.experiments.controller import Experiments
 from octavo.gateway.admission import UpstreamQueue, WaitLimits
 from octavo.gateway.answer_rate import AnswerRate
@@ -396,6 +397,38 @@ def test_who_waits_in_vain_is_told_why() -> None:
         gone.down(gone.get("a"), "it is gone")
         with pytest.raises(NoUpstream, match="no upstream answered"):
             await UpstreamQueue(gone, WaitLimits(1, 0.02)).place(asked(), POOLS)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "timeout", "known"),
+    [("/v1/completions", 2, True), ("/v1/chat/completions", 0.5, True), ("/v1/messages", 2, False),
+     ("/v1/completions", 0, False), ("/v1/completions", 1e9, False),
+     ("/v1/completions", "2", False), ("/v1/completions", None, False)],
+)  # fmt: skip
+def test_which_timeouts_of_clients_are_known(path: str, timeout: object, known: bool) -> None:
+    """Those that servers keep; others they refuse, or do not look at."""
+    assert asked(path, timeout=timeout).timeout == (timeout if known else None)
+    assert asked(path).timeout is None
+
+
+def test_nobody_waits_longer_than_its_client() -> None:
+    """From its arrival; a server says the same then."""
+
+    async def run() -> None:
+        admission = UpstreamQueue(known("a", places=1), WaitLimits(4, 30))
+        await admission.place(asked(), POOLS)
+        for began in (time.monotonic(), time.monotonic() - 100):
+            job = RelayJob(asked(timeout=0.05), {}, Dealt("m", Model()), Usage(began=began))
+            with pytest.raises(DeadlineExceeded) as raised:
+                async with asyncio.timeout(20):
+                    await admission.place(job.asked, POOLS, (), job.due)
+            assert (raised.value.status, admission.waiting) == (408, 0)
+        admission.limits = WaitLimits(4, 0.02)
+        job = RelayJob(asked(timeout=20), {}, Dealt("m", Model()), Usage())
+        with pytest.raises(NoUpstream, match=r"busy for 0\.02 s"):
+            await admission.place(job.asked, POOLS, (), job.due)
 
     asyncio.run(run())
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgspec
 
-from octavo.errors import InvalidValue, Overloaded, RequestError
+from octavo.errors import DeadlineExceeded, InvalidValue, Overloaded, RequestError
 from octavo.gateway.answer_rate import AnswerRate
 from octavo.gateway.body import Relayed
 from octavo.gateway.errors import KeeperGone, NoUpstream, UnknownModel
@@ -132,12 +134,13 @@ class UpstreamQueue:
         return self._upstreams.choose(pools[0], asked.outline.model or "", ask, barred).lease
 
     async def place(
-        self, asked: Relayed, pools: Pools, barred: Collection[str] = ()
+        self, asked: Relayed, pools: Pools, barred: Collection[str] = (), due: float | None = None
     ) -> UpstreamLease:
         """An upstream for a request, as soon as there is one. barred: rather others than these.
+        due: when its client wants it no more (`time.monotonic`).
 
-        Raises UnknownModel, KeeperGone, NoUpstream if it would wait too long, and Overloaded at the
-        end.
+        Raises UnknownModel, KeeperGone, NoUpstream if it would wait too long, DeadlineExceeded if
+        for its client, and Overloaded at the end.
         """
         self._check_open()
         waits = key_of_line(asked, pools) in self._lines
@@ -148,11 +151,12 @@ class UpstreamQueue:
         if self.waiting > self.limits.requests:
             self._refuse(self._lines.last)
         try:
-            await asyncio.wait((one.turn,), timeout=self.limits.seconds)
+            left = math.inf if due is None else max(0.0, due - time.monotonic())
+            await asyncio.wait((one.turn,), timeout=min(left, self.limits.seconds))
             if one.turn.done():
                 return one.turn.result()
             self._leave(one)
-            raise self._in_vain(asked, pools)
+            raise DeadlineExceeded if left < self.limits.seconds else self._in_vain(asked, pools)
         except asyncio.CancelledError:
             if not one.turn.done():
                 self._leave(one)

@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from octavo.balance.chain import chain_sums, text_sums
 from octavo.balance.cost import Ask
+from octavo.engine.request import MAX_TIMEOUT, MIN_TIMEOUT
 from octavo.errors import InvalidValue
 from octavo.gateway.media import read_media
 from octavo.gateway.prompt_names import name_prompt
@@ -48,6 +49,7 @@ class Outline(msgspec.Struct, dict=True):
     stream: bool | None = None
     user: Raw = Raw()
     priority: Raw = Raw()
+    timeout: Raw = Raw()
     n: Raw = Raw()
     best_of: Raw = Raw()
     echo: Raw = Raw()
@@ -113,6 +115,18 @@ class Relayed(msgspec.Struct, frozen=True, dict=True):
     @property
     def priority(self) -> int:
         return _number(self.outline.priority, 0) or 0
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds from its arrival after which it is of no use, if it says so and servers know it;
+        others than these they refuse."""
+        if self.path not in RESUMABLE or not bytes(self.outline.timeout):
+            return None
+        try:
+            found = msgspec.json.decode(self.outline.timeout, type=float)
+        except NOT_JSON:
+            return None
+        return found if MIN_TIMEOUT <= found <= MAX_TIMEOUT else None
 
     @property
     def operation(self) -> str:

@@ -52,6 +52,12 @@ class RelayJob:
         tokens = [] if self.follower is None else self.follower.tokens
         return asking(self.asked.body, msgspec.structs.replace(self.resume, tokens=tokens))
 
+    @property
+    def due(self) -> float | None:
+        """When its client's own `timeout` has passed (`time.monotonic`)."""
+        seconds = self.asked.timeout
+        return None if seconds is None else self.usage.began + seconds
+
     def follow(self, own: bool) -> None:
         """An upstream is asked next. own: it can go on with the stream, and be followed. Raises
         NoUpstream if it would begin anew what a client has had a part of."""

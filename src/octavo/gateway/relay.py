@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from octavo.balance.hedge import Hedges
 from octavo.balance.retry import RETRYABLE, Backoff, RetryBudget
-from octavo.errors import RequestError
+from octavo.errors import DeadlineExceeded, RequestError
 from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.answers import STREAMS, check_stream, failure, read_spent, refusal, wanted_wait
 from octavo.gateway.body import RESPONSES, Relayed, read_outline
@@ -114,7 +114,7 @@ class Relay:
         one = exchange(request.scope)
         try:
             answer = await while_connected(request.receive, self._first(job))
-        except (UpstreamFailed, NoUpstream) as e:
+        except (UpstreamFailed, NoUpstream, DeadlineExceeded) as e:
             if (spare := job.spare(e.status)) is None:
                 raise
             return spare
@@ -140,7 +140,8 @@ class Relay:
         usage = job.usage
         while True:
             usage.submitted = usage.submitted or time.monotonic()
-            job.lease = lease = await self._admission.place(job.asked, job.dealt.pools, job.failed)
+            lease = await self._admission.place(job.asked, job.dealt.pools, job.failed, job.due)
+            job.lease = lease
             usage.admitted = usage.first or time.monotonic()  # it has waited so long for a place
             refused, wish = None, None
             try:
