@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +13,13 @@ from typing import Any
 
 import pytest
 
-from octavo.gateway.response_cache import OVERHEAD, SECONDS, ResponseCache, deterministic
+from octavo.gateway.response_cache import (
+    FOLLOWED,
+    OVERHEAD,
+    SECONDS,
+    ResponseCache,
+    deterministic,
+)
 from tests.api import faulty
 from tests.api.server import Server, serving
 from tests.api.test_gateway import ADMIN, QUICK, at_rest, behind, simulated, upstreams
@@ -91,6 +99,29 @@ def test_a_stream_that_says_that_it_failed_is_not_kept(gateway: Server, good: Se
             assert bad.posts == posts
         assert upstreams(gateway)[name]["breaker"] != "closed"
         at_rest(gateway)
+    assert gateway.post("/v1/upstreams", {"upstream": good.url}, ADMIN)[0] == 200
+
+
+def test_nobody_waits_long_for_the_request_of_another(gateway: Server, good: Server) -> None:
+    """Which goes on and on; theirs are answered, and not kept."""
+
+    def first_goes_on(connection: socket.socket, one: faulty.Faulty) -> None:
+        if one.posts == 1:
+            return faulty.goes_on_and_on(connection, one)
+        connection.sendall(faulty.SSE + faulty.chunk(" one") + b"data: [DONE]\n\n")
+
+    gateway.post("/v1/upstreams/remove", {"upstream": good.url}, ADMIN)
+    same = {"prompt": "the same", "temperature": 0, "stream": True}
+    with ThreadPoolExecutor(3) as pool:
+        with faulty.faulty(first_goes_on) as bad, behind(gateway, bad.url):
+            leader = pool.submit(ask, gateway, **same)
+            until(lambda: bad.posts == 1)
+            began = time.monotonic()
+            answers = [one.result(30) for one in [pool.submit(ask, gateway, **same) for _ in range(2)]]  # fmt: skip
+            assert FOLLOWED <= time.monotonic() - began < FOLLOWED + 20 and not leader.done()
+            assert [hit for hit, _ in answers] == [None, None] and bad.posts == 3
+        assert b"data: [DONE]" not in leader.result()[1]
+    at_rest(gateway)
     assert gateway.post("/v1/upstreams", {"upstream": good.url}, ADMIN)[0] == 200
 
 

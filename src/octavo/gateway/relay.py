@@ -26,7 +26,7 @@ from octavo.gateway.health import Health
 from octavo.gateway.hedge import Begun, Try, begin, first_good, good
 from octavo.gateway.job import RelayJob, count, reserve
 from octavo.gateway.passage import Passage
-from octavo.gateway.response_cache import ResponseCache, key_of
+from octavo.gateway.response_cache import ResponseCache, followed, key_of
 from octavo.gateway.traffic import SESSION, Traffic, units_of
 from octavo.gateway.transport import Answer, Transport
 from octavo.gateway.upstream import Upstream
@@ -95,13 +95,16 @@ class Relay:
         await reserve(request.scope, job)
         key = key_of(job) if self.cache.limit else None
         if key is not None:
-            if (coming := self.cache.coming(key)) is not None:
-                await while_connected(request.receive, coming.wait())
+            coming, ended = self.cache.coming(key), True
+            if coming is not None:
+                ended = await while_connected(request.receive, followed(coming))
             if (kept := self.cache.take(key)) is not None:
                 one.model = outline.model
                 return kept.response()
             if coming is None:  # else it is not kept, and the others do not wait for one another
                 one.at_end.append(self.cache.begin(key))
+            elif not ended:
+                key = None
         one.at_end.append(lambda: self._ended(job, one))
         self._budget.request()
         response = await self._run(job, request, key)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -23,6 +23,7 @@ NOT_ASKED = ("x-request-id", "traceparent", "x-slo-ttft-ms")  # change nothing i
 HEADER = "x-cache"
 WHOLE = ("content-type", "x-replica")  # headers that are kept
 SECONDS = 3600.0  # that an answer is kept: a server may have got other weights under the same name
+FOLLOWED = 5.0  # that another's request is waited for, whose client may be slow to read
 OVERHEAD = 512  # bytes, about, of an answer without its body
 END = b"data: [DONE]\n\n"
 STREAMED = ("/v1/chat/completions", "/v1/completions")  # whose streams say that they are complete
@@ -53,6 +54,14 @@ def key_of(job: RelayJob) -> bytes | None:
     dealt = job.dealt
     about = (asked.salt, who, asked.target, asked.outline.model, dealt.version, dealt.pools)
     return blake2b(msgspec.msgpack.encode((about, asked.body)), digest_size=32).digest()
+
+
+async def followed(coming: asyncio.Event) -> bool:
+    """Whether somebody else's request has ended, in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FOLLOWED):
+            return await coming.wait()
+    return False
 
 
 def _complete(asked: Relayed) -> bool:
