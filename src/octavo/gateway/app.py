@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from octavo.errors import Overloaded
 from octavo.gateway.admission import UpstreamQueue
+from octavo.gateway.loops import refusing_own
 from octavo.gateway.metrics import GatewayMetrics
 from octavo.gateway.relay import Relay
 from octavo.gateway.upstreams import Upstreams
@@ -101,12 +102,12 @@ class AboutGateway:
 def create_app(
     upstreams: Upstreams, relay: Relay, door: Door, metrics: GatewayMetrics, batches: Batches,
     more: Sequence[Endpoint], access: Access, observe: Observer, timelines: Timelines, ui: bool,
-    watchers: Sequence[Watcher] = (),
+    name: str, watchers: Sequence[Watcher] = (),
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended. Messages of
     sockets and lines of batches take the way of other requests. more: endpoints. timelines: of
-    requests; its `running` is kept true. ui: whether browsers get the page. watchers: see each
-    request."""
+    requests; its `running` is kept true. ui: whether browsers get the page. name: of the gateway,
+    in what it passes on. watchers: see each request."""
     default, gateway = DIALECTS[0], AboutGateway(upstreams, door)
     requests, running = RequestRoutes(timelines), timelines.running
     loopback, owner = Loopback(), Keys(access).owner
@@ -133,7 +134,7 @@ def create_app(
     sides = [WebSocketRoute("/v1/ws", sockets.serve), *(page.ROUTES if ui else ())]
     app, other = RouteTable([*sides, *routes]), RouteLabel(OTHER, default.error_body)
     loopback.app = ExchangeMiddleware(app, paths, other, observe, running)
-    watched = guarded(Idempotency(app), access)
+    watched = refusing_own(guarded(Idempotency(app), access), name)
     for watcher in watchers:
         watched = watcher.wrap(watched)
     return ExchangeMiddleware(watched, paths, other, observe, running)

@@ -35,6 +35,19 @@ class RolledBack(UpstreamFailed):
         super().__init__(f"upstream {upstream} has a version that was rolled back")
 
 
+class LoopDetected(RequestError):
+    """The gateway has passed this request on itself; whoever sends it again sends it round."""
+
+    status = 508
+
+    def __init__(self) -> None:
+        text = (
+            "the request came back to the gateway that has passed it on: it is among its own "
+            "upstreams, or among those of a gateway that it asks; compare GET /v1/upstreams of each"
+        )
+        super().__init__(text, None, "loop_detected")
+
+
 class NoUpstream(RequestError):
     """Nobody can take the request now."""
 

@@ -20,6 +20,9 @@ from octavo.server.parsing import NOT_JSON
 LOG = logging.getLogger("octavo.gateway")
 MOST = 1e15  # of a figure
 OWNER = "octavo"  # of the models of a server whose streams can go on elsewhere
+KEYLESS = "it wants a key (--upstream-key)"
+# What statuses of a probe mean.
+MEANING = {401: KEYLESS, 403: KEYLESS, 508: "it is this gateway itself: name others"}
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,7 @@ class Health:
         if status in (401, 403) and self._passes_keys and upstream.place.key is None:
             return self._unsaid(upstream), False
         if status != 200:
-            hint = "; it wants a key (--upstream-key)" if status in (401, 403) else ""
+            hint = f"; {meaning}" if (meaning := MEANING.get(status)) else ""
             raise UpstreamFailed(f"upstream {upstream.id} answers /v1/models with {status}{hint}")
         try:
             cards = msgspec.json.decode(text, type=_Cards).data

@@ -19,7 +19,7 @@ from octavo.gateway.job import RelayJob
 from octavo.server.http import STREAM_HEADERS
 from octavo.server.parsing import NOT_JSON
 
-NOT_ASKED = ("x-request-id", "traceparent", "x-slo-ttft-ms")  # change nothing in an answer
+NOT_ASKED = ("x-request-id", "traceparent", "x-slo-ttft-ms", "via")  # change nothing in an answer
 HEADER = "x-cache"
 WHOLE = ("content-type", "x-replica")  # headers that are kept
 SECONDS = 3600.0  # that an answer is kept: a server may have got other weights under the same name

@@ -103,7 +103,7 @@ async def _serve(
     more = [endpoint for each in handlers for endpoint in each.table()]
     app = create_app(
         upstreams, relay, door, metrics, batches, more, access, observe, timelines,
-        options.server.ui, options.watchers,
+        options.server.ui, transport.name, options.watchers,
     )  # fmt: skip
     seconds = options.server.drain_timeout
     server = http_server(app, door, seconds, options.write_timeout, observe, timelines.running)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import secrets
 import socket
 import ssl
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 from octavo.gateway.connection import Sink, UpstreamConnection, head_of
 from octavo.gateway.errors import Exhausted, UpstreamFailed
+from octavo.gateway.loops import signed
 from octavo.gateway.upstream import Upstream
 
 KEEP_ALIVE = 4.0  # seconds: uvicorn closes idle connections after 5
@@ -156,9 +158,10 @@ def _split(url: str) -> SplitResult:
 
 
 class Transport:
-    """Connections to all upstreams."""
+    """Connections to all upstreams. name: that the gateway has in what it passes on."""
 
     def __init__(self, timeouts: Timeouts) -> None:
+        self.name = f"octavo-{secrets.token_hex(8)}"
         self.configure(timeouts)
         self._kept = KeptConnections()
         self._secure = ssl.create_default_context()
@@ -172,7 +175,7 @@ class Transport:
         method: str = "POST",
     ) -> Answer:  # fmt: skip
         """Sends a request; its answer, once its headers have come. Raises UpstreamFailed."""
-        url = _split(upstream.place.url)
+url, headers = _split(upstream.place.url), signed(headers, self.name)
         host = upstream.place.name or url.netloc
         place = f"{url.scheme}://{url.netloc} {host}"  # another name has another certificate
         connection: UpstreamConnection | None = None

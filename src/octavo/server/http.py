@@ -41,6 +41,8 @@ def error_response(error: RequestError, scope: Scope) -> Response:
         }  # fmt: skip
     elif error.status == 401:
         headers = {"www-authenticate": "Bearer"}
+    elif error.status == 508:  # which client libraries would take for a passing fault
+        headers = {"x-should-retry": "false"}
     return json_response(scope["error_body"](error), error.status, headers)
 
 
