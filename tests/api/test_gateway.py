@@ -141,17 +141,45 @@ def test_a_doctor_names_what_is_down_and_what_fails(gateway: Server, good: Serve
         words = ["doctor", "--server", gateway.url, "--json", "--admin-key", "admin"]
         done = subprocess.run([*OCTAVO, *words], capture_output=True, text=True, timeout=60)
         found = {f["name"]: f["meaning"] for f in json.loads(done.stdout)["findings"]}
-        return {name: said for name, said in found.items() if "Upstream" in name}
+        return {name: said for name, said in found.items() if "upstream" in name.lower()}
 
     assert named() == {}
-    with behind(gateway, f"http://127.0.0.1:{free_port()}", "down"):
-        assert named() == {"OctavoUpstreamDown": "1 upstreams of the gateway do not answer"}
+    with behind(gateway, f"http://127.0.0.1:{free_port()}", "down") as name:
+        assert named() == {
+            "OctavoUpstreamDown": "1 upstreams of the gateway do not answer",
+            "upstream_down": f"upstream {name} takes no connection",
+        }
     with faulty.faulty(faulty.page("502 Bad Gateway")) as bad, behind(gateway, bad.url) as name:
         while upstreams(gateway)[name]["breaker"] == "closed":
             text(gateway, "Hello")
         assert named() == {
-            "OctavoUpstreamFailing": "1 upstreams of the gateway get next to nothing, because requests to them failed"
+            "OctavoUpstreamFailing": "1 upstreams of the gateway get next to nothing, because requests to them failed",
+            "upstream_failing": f"upstream {name} gets next to nothing: requests to it failed",
         }  # fmt: skip
+
+
+def test_a_doctor_says_why_nobody_answers(folder: Path, good: Server) -> None:
+    """The one upstream, a gateway itself, wants a key; then there is none."""
+
+    def said(gateway: Server) -> str:
+        words = ["doctor", "--server", gateway.url, "--admin-key", "admin"]
+        done = subprocess.run([*OCTAVO, *words], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        return done.stdout
+
+    guarded, log = ("--upstream", good.url, "--api-key", "k"), folder / "guarded.log"
+    with serving(*guarded, log=log, does="gateway") as wanting:
+        words = (*QUICK, "--upstream", wanting.url)
+        gateway = Server(*words, log=folder / "alone.log", does="gateway")
+        try:
+            name = wanting.url.removeprefix("http://")
+            until(lambda: gateway.get("/health/ready")[0] == 503)
+            until(lambda: upstreams(gateway)[name]["state"] == "down")
+            assert f"upstream {name} answers /v1/models with 401; it wants a key (--upstream-key)" in said(gateway)  # fmt: skip
+            gateway.post("/v1/upstreams/remove", {"upstream": name}, ADMIN)
+            assert "No upstream of the gateway is up" in said(gateway)
+        finally:
+            gateway.stop()
 
 
 def test_one_that_takes_connections_and_says_nothing_is_never_asked(gateway: Server) -> None:

@@ -74,7 +74,7 @@ HEALTHY = {
     f"octavo_engine_busy_seconds_total{M}": f"0+20x{STEPS}",
     'octavo_upstream_state{replica="u",state="down"}': SAME,
     'octavo_upstream_state{replica="u",state="up"}': f"1x{STEPS}",
-    'octavo_upstream_breaker_open{replica="u"}': SAME,
+    'octavo_upstream_breaker_open{replica="u"}': SAME, "octavo_gateway_waiting": SAME,
 }  # fmt: skip
 # What is different where something is wrong.
 FAULTS: dict[str, dict[str, str]] = {
@@ -101,6 +101,7 @@ FAULTS: dict[str, dict[str, str]] = {
     "OctavoSlowSteps": {f"octavo_step_slowdown{M}": f"1.1x{STEPS - 40} 5x40"},
     "OctavoDraftsLose": {f"octavo_speculation_lost_seconds_total{M}": f"0+9x{STEPS}"},
     "OctavoUpstreamDown": {'octavo_upstream_state{replica="u",state="down"}': f"1x{STEPS}"},
+    "OctavoNoUpstream": {'octavo_upstream_state{replica="u",state="up"}': SAME},
     "OctavoUpstreamFailing": {'octavo_upstream_breaker_open{replica="u"}': f"1x{STEPS}"},
 }  # fmt: skip
 

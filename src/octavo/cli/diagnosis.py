@@ -77,6 +77,21 @@ def _spikes(spikes: list[dict[str, Any]]) -> Iterator[Finding]:
             yield Finding("memory_spike", "warning", one["model"], grown, todo)
 
 
+def upstreams(server: Remote, window: ScrapeWindow) -> Iterator[Finding]:
+    """Which upstreams get no requests, and why, if the server is a gateway."""
+    if not window.last("octavo_gateway_waiting", ""):
+        return
+    for one in server.json("/v1/upstreams")["upstreams"]:
+        if one["state"] in ("down", "starting"):
+            text = one["reason"] or f"upstream {one['id']} has not answered yet"
+            todo = f"octavo doctor --server {one['url']}; POST /v1/upstreams/remove forgets it"
+            yield Finding("upstream_down", "critical", "", text, todo)
+        elif one["breaker"] != "closed":
+            text = f"upstream {one['id']} gets next to nothing: requests to it failed"
+            todo = f"octavo doctor --server {one['url']}, and its log"
+            yield Finding("upstream_failing", "critical", "", text, todo)
+
+
 def threads(url: str) -> Iterator[Finding]:
     """Whether a server of this machine was given more threads than it has processors."""
     from octavo.cli.ps import options_of, running

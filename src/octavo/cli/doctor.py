@@ -57,10 +57,11 @@ def doctor(server: str | None, seconds: int, admin_key: str | None, as_json: boo
 
 def _examine(server: Remote, seconds: int, as_json: bool) -> bool:
     """Prints what is wrong with a server. Returns True if nothing is. Raises UsageError."""
-    from octavo.cli.diagnosis import findings, lately, look, threads
+    from octavo.cli.diagnosis import findings, lately, look, threads, upstreams
 
     window = look(server, seconds)
-    found = [*findings(window), *lately(server), *threads(server.url)]
+    known = findings(window), upstreams(server, window), lately(server), threads(server.url)
+    found = [one for each in known for one in each]
     if as_json:
         say_json(
             {

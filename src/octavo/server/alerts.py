@@ -25,6 +25,7 @@ PREEMPTIONS = "octavo_preemptions_total"
 BUSY = "octavo_engine_busy_seconds_total"
 RUNNING, WAITING = "octavo_requests_running", "octavo_requests_waiting"
 REFUSED = "octavo_refused_requests_total"
+LINE, STATE = "octavo_gateway_waiting", "octavo_upstream_state"  # of gateways
 BROKEN = '{status=~"5..",status!="503"}'
 CUT = '{finished_reason="length"}'
 # The share of an engine's KV blocks that no request holds.
@@ -169,6 +170,11 @@ def _slower(w: ScrapeWindow) -> Values:
     return {e: n for e, n in w.last("octavo_step_slowdown", ENGINE).items() if steps.get(e)}
 
 
+def _nobody(w: ScrapeWindow) -> Values:
+    up = w.last(STATE, "", state=("up",))
+    return {gateway: float(not up.get(gateway)) for gateway in w.last(LINE, "")}
+
+
 LATENCY = (
     Alert("OctavoSlowFirstToken", "warning", _p95(FIRST, "gen_ai_request_model"), 5, "5m", "s",
           "95 % of first tokens come within {}",
@@ -303,10 +309,16 @@ RESOURCES = (
 )  # fmt: skip
 GATEWAY = (
     Alert("OctavoUpstreamDown", "critical",
-          f'sum by ({SERVER}) (octavo_upstream_state{{state="down"}})', 0, "2m", "",
+          f'sum by ({SERVER}) ({STATE}{{state="down"}})', 0, "2m", "",
           "{} upstreams of the gateway do not answer",
-          "GET /v1/upstreams says which, and why; others have its requests meanwhile",
-          lambda w: w.last("octavo_upstream_state", "", state=("down",))),
+          "octavo doctor --server URL says which, and why, and so does GET /v1/upstreams",
+          lambda w: w.last(STATE, "", state=("down",))),
+    Alert("OctavoNoUpstream", "critical",
+          f'{LINE} * 0 + 1 unless on ({SERVER}) sum by ({SERVER}) ({STATE}{{state="up"}}) > 0',
+          0, "1m", "", "No upstream of the gateway is up: requests wait for one, then get 503",
+          "GET /v1/upstreams says why of each; if there is none, POST /v1/upstreams or --upstream "
+          "URL names one",
+          _nobody),
     Alert("OctavoUpstreamFailing", "critical",
           f"sum by ({SERVER}) (octavo_upstream_breaker_open)", 0, "2m", "",
           "{} upstreams of the gateway get next to nothing, because requests to them failed",
