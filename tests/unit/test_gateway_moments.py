@@ -121,8 +121,9 @@ def test_who_keeps_a_response_and_says_nothing_is_not_waited_for(how: str) -> No
 def test_upstreams_say_how_large_and_how_fast_they_are() -> None:
     """Nobody has to, and what is no such number says nothing."""
     cards = [
-        b'{"id":"m","cache_tokens":640,"times":{"prompt_token":0.001,"step":0.02,"image":1}}',
-        b'{"id":"n"}', b'{"id":"o","cache_tokens":"x","times":[1]}',
+        b'{"id":"m","cache_tokens":640,"max_model_len":4096,'
+        b'"times":{"prompt_token":0.001,"step":0.02,"image":1}}',
+        b'{"id":"n"}', b'{"id":"o","cache_tokens":"x","max_model_len":null,"times":[1]}',
         b'{"id":"p","cache_tokens":-1,"times":{"step":-1,"image":"x","prompt_token":1e300}}',
     ]  # fmt: skip
 
@@ -135,7 +136,7 @@ def test_upstreams_say_how_large_and_how_fast_they_are() -> None:
             health = Health(upstreams, transport, HealthCheck())
             figures, own = await health._probe(upstreams.add(Place(url)))
             silent = dict.fromkeys("nop", ModelFigures())
-            known = ModelFigures(640, ReplicaTimes(0.001, 0.02, 1))
+            known = ModelFigures(640, ReplicaTimes(0.001, 0.02, 1), 4096)
             assert (figures, own) == ({"m": known, **silent}, False)
             await transport.close()
 

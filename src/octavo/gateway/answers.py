@@ -84,11 +84,20 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Whole(msgspec.Struct, frozen=True):
+    """llama.cpp's and Ollama's own answers have no usage, but numbers beside their texts."""
+
     usage: _Usage | None = None
+    tokens_evaluated: int = 0
+    tokens_predicted: int = 0
+    prompt_eval_count: int = 0
+    eval_count: int = 0
 
     @property
     def spent(self) -> Spent:
-        return (self.usage or _Usage()).spent
+        if self.usage is not None:
+            return self.usage.spent
+        prompt = self.tokens_evaluated or self.prompt_eval_count
+        return Spent(prompt, self.tokens_predicted or self.eval_count)
 
 
 class _Last(msgspec.Struct):

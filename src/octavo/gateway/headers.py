@@ -12,7 +12,7 @@ from octavo.server.sender import SENDER
 KEYS = ("authorization", "x-api-key")
 PASSED_ON = (
     "content-type", "accept", "traceparent", "anthropic-version", "anthropic-beta",
-    "x-slo-ttft-ms", "via",
+    "x-slo-ttft-ms", "x-most-tokens", "via",
 )  # fmt: skip
 PASSED_BACK = ("retry-after", "retry-after-ms", "x-should-retry")
 

@@ -41,13 +41,15 @@ class _Card(msgspec.Struct):
     owned_by: str = ""
     cache_tokens: object = None  # of Octavo's, as are times
     times: object = None
+    max_model_len: object = None
 
     @property
     def figures(self) -> ModelFigures:
         size, times = self.cache_tokens, self.times
         said = times.get if isinstance(times, dict) else {}.get
         seconds = (_sound(said(each)) for each in ("prompt_token", "step", "image"))
-        return ModelFigures(int(_sound(size)), ReplicaTimes(*seconds))
+        context = int(_sound(self.max_model_len))
+        return ModelFigures(int(_sound(size)), ReplicaTimes(*seconds), context)
 
 
 def _sound(number: object) -> float:

@@ -13,11 +13,15 @@ from octavo.gateway.body import Relayed
 from octavo.gateway.errors import NoUpstream
 from octavo.gateway.events import Finished
 from octavo.gateway.prepared import prepared
+from octavo.gateway.token_limits import TokenLimit, take
 from octavo.gateway.traffic import Dealt
+from octavo.gateway.upstream import Upstream
 from octavo.gateway.upstreams import UpstreamLease
 from octavo.generate.reply import Usage
+from octavo.server.cache_events import PROMPT_NAME
 from octavo.server.exchange import Exchange, exchange
 from octavo.server.guard import principal
+from octavo.server.most_tokens import MOST_TOKENS, read_most
 from octavo.server.resume import Follower, Resume, Spent, asking
 
 
@@ -30,6 +34,7 @@ class RelayJob:
     dealt: Dealt
     usage: Usage
     resume: Resume | None = None
+    limit: TokenLimit | None = None  # of its sender's key, if it could take more
     follower: Follower | None = None
     failed: set[str] = field(default_factory=set)  # upstreams that did
     tries: int = 0  # that failed since the answer last went on
@@ -47,7 +52,11 @@ class RelayJob:
     def body(self) -> bytes:
         """What the upstream is sent now."""
         assert self.lease is not None
-        if self.resume is None or not self.lease.upstream.own:
+        upstream = self.lease.upstream
+        if self.limit is not None and not upstream.own:
+            context = upstream.contexts.get(self.asked.outline.model or "", 0)
+            return self.limit.body(self.asked, context)
+        if self.resume is None or not upstream.own:
             return self.asked.body
         tokens = [] if self.follower is None else self.follower.tokens
         return asking(self.asked.body, msgspec.structs.replace(self.resume, tokens=tokens))
@@ -57,6 +66,17 @@ class RelayJob:
         """When its client's own `timeout` has passed (`time.monotonic`)."""
         seconds = self.asked.timeout
         return None if seconds is None else self.usage.began + seconds
+
+    def told(self, upstream: Upstream) -> dict[str, str]:
+        """What Octavo's servers hear of it in headers of their own."""
+        found = {}
+        if upstream.cache.tells and (name := self.asked.prompt_name):
+            found[PROMPT_NAME] = name
+        if self.limit is not None and upstream.own:
+            given = read_most(self.headers)
+            most = self.limit.total if given is None else min(given, self.limit.total)
+            found[MOST_TOKENS] = str(max(1, most))
+        return found
 
     def follow(self, own: bool) -> None:
         """An upstream is asked next. own: it can go on with the stream, and be followed. Raises
@@ -119,5 +139,8 @@ async def reserve(scope: Scope, job: RelayJob) -> None:
     one = exchange(scope)
     await account.enter()
     one.at_end.append(account.end)
-    meter = await account.take(job.asked.ask.tokens, job.asked.most_tokens)
+    if account.counts_tokens:
+        meter, job.asked, job.limit = await take(account, job.asked)
+    else:
+        meter = await account.take(job.asked.ask.tokens, 0)
     one.at_end.append(lambda: meter.settle(job.usage.computed))

@@ -34,7 +34,6 @@ from octavo.gateway.upstreams import UpstreamLease
 from octavo.generate.reply import Usage
 from octavo.server.background import to_its_end
 from octavo.server.bodies import Bodies
-from octavo.server.cache_events import PROMPT_NAME
 from octavo.server.exchange import Exchange, exchange
 from octavo.server.guard import principal
 from octavo.server.http import EventStream, started, while_connected
@@ -248,9 +247,7 @@ class Relay:
         job.follow(own)
         streams = job.asked.stream
         idle = timeouts.idle if own else timeouts.foreign if streams else timeouts.total
-        headers = with_key(job.headers, up)
-        if up.cache.tells and (name := job.asked.prompt_name):
-            headers = {**headers, PROMPT_NAME: name}
+        headers = with_key(job.headers, up) | job.told(up)
         answer = await self._transport.open(up, job.asked.target, headers, job.body, idle)
         try:
             if answer.status == 200 and answer.media_type in STREAMS:

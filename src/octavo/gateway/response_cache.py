@@ -46,9 +46,11 @@ def deterministic(body: bytes) -> bool:
 
 def key_of(job: RelayJob) -> bytes | None:
     """Equal for requests with equal answers; None for what is not kept: what may be answered in
-    other words, and requests that a release or an experiment learns from."""
+    other words or be cut, and requests that a release or an experiment learns from."""
     asked = job.asked
     if job.dealt.seen is not None or not deterministic(asked.body) or not _complete(asked):
+        return None
+    if job.limit is not None:
         return None
     who = sorted((k, v) for k, v in job.headers.items() if k not in NOT_ASKED)
     dealt = job.dealt

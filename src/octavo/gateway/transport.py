@@ -175,7 +175,7 @@ class Transport:
         method: str = "POST",
     ) -> Answer:  # fmt: skip
         """Sends a request; its answer, once its headers have come. Raises UpstreamFailed."""
-url, headers = _split(upstream.place.url), signed(headers, self.name)
+        url, headers = _split(upstream.place.url), signed(headers, self.name)
         host = upstream.place.name or url.netloc
         place = f"{url.scheme}://{url.netloc} {host}"  # another name has another certificate
         connection: UpstreamConnection | None = None

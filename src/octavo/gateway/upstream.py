@@ -80,18 +80,19 @@ def _is_address(url: str) -> bool:
 @dataclass(frozen=True)
 class ModelFigures:
     """What an upstream says of one of its models. cache_tokens: that its prefix cache has room for;
-    times: that it measures. 0 where it says nothing."""
+    times: that it measures; context: tokens. 0 where it says nothing."""
 
     cache_tokens: int = 0
     times: ReplicaTimes = ReplicaTimes()
+    context: int = 0
 
 
 @dataclass(eq=False)
 class Upstream:
     """own: it is Octavo, whose streams can go on elsewhere. running: requests that have their first
     token; waiting: those that have none, with so many tokens of prompts. prompt_token, step:
-    seconds, as the gateway has measured them; times: as it says itself, by model. misses: probes
-    that failed since the last good one. cut: ends the answers that it is giving."""
+    seconds, as the gateway has measured them; times, contexts: as it says itself, by model. misses:
+    probes that failed since the last good one. cut: ends the answers that it is giving."""
 
     place: Place
     breaker: Breaker
@@ -104,6 +105,7 @@ class Upstream:
     prompt_token: float = 0.0
     step: float = 0.0
     times: Mapping[str, ReplicaTimes] = field(default_factory=dict)
+    contexts: Mapping[str, int] = field(default_factory=dict)
     misses: int = 0
     reason: str = ""  # why it is down
     cut: set[Cut] = field(default_factory=set)

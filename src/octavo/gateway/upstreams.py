@@ -168,6 +168,7 @@ class Upstreams:
             upstream.cache.forget()  # it may have told of those before
         upstream.state, upstream.models, upstream.own, upstream.reason = "up", models, own, ""
         upstream.times = {model: each.times for model, each in figures.items()}
+        upstream.contexts = {model: each.context for model, each in figures.items()}
         for model, each in figures.items():
             upstream.cache.resize(self._router(upstream.place.pool, model).index, each.cache_tokens)
         self.changed(upstream)

@@ -7,6 +7,7 @@ names no number of tokens gets them by the chunk; where the next is refused, its
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -175,9 +176,9 @@ class Account:
                 self.end()
                 raise
 
-    async def take(self, prompt: int, completion: int | None) -> Meter:
+    async def take(self, prompt: int, completion: int | None, first: int = CHUNK) -> Meter:
         """Reserves the tokens of a request wherever they are counted. Raises RateLimited."""
-        meter = self.reserve(prompt, completion)
+        meter = self.reserve(prompt, completion, first)
         if self._shared is not None:
             least = prompt + (1 if completion is None else completion)
             try:
@@ -197,13 +198,14 @@ class Account:
             wait = min(window.wait(over), MINUTE) + late
             raise RateLimited(out_of(limit, what, "minute"), wait)
 
-    def reserve(self, prompt: int, completion: int | None) -> Meter:
+    def reserve(self, prompt: int, completion: int | None, first: int = CHUNK) -> Meter:
         """Reserves the tokens of a request, or all there are if it may take more than the limit.
+        first: of a text without a limit.
 
         Raises RateLimited if they are not there now.
         """
         limits = self.key.limits
-        wanted = prompt + (CHUNK if completion is None else completion)
+        wanted = prompt + (first if completion is None else completion)
         least = prompt + (1 if completion is None else completion)
         if limits.tokens_per_minute is not None:
             limit = limits.tokens_per_minute
@@ -215,6 +217,18 @@ class Account:
         meter = Meter(self, self.room(wanted))
         self.held += meter.reserved
         return meter
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the key has a limit of tokens."""
+        limits = self.key.limits
+        return (limits.tokens_per_minute, limits.tokens_per_day) != (None, None)
+
+    def share(self, prompt: int) -> int:
+        """Tokens for a text without a limit that cannot be given more later: half of what its
+        prompt leaves, so that others may run beside it, or all if no other may."""
+        left = max(1, self.room(sys.maxsize) - prompt)
+        return left if self.running == self.key.limits.concurrent else -(-left // 2)
 
     def room(self, wanted: int) -> int:
         """Of so many tokens, those that the limits leave."""

@@ -53,6 +53,7 @@ from octavo.server.http import (
     while_connected,
 )
 from octavo.server.models import leased, model_cards
+from octavo.server.most_tokens import read_most, within
 from octavo.server.registry import Registry
 from octavo.server.resume import Spent, Teller, ended
 from octavo.server.sender import computed_for
@@ -250,10 +251,13 @@ def _left(one: Exchange, seconds: float | None) -> float | None:
 
 
 async def _reserve(request: Request, usage: Usage, completion: int | None) -> None:
-    """Reserves tokens of the sender's account until the exchange ends. Raises RateLimited."""
+    """Reserves tokens of the sender's account until the exchange ends. Raises RateLimited,
+    InvalidValue."""
+    most = read_most(request.headers)
+    usage.covers = within(most, None)
     if (account := principal(request.scope).account) is not None:
         meter = await account.take(usage.prompt, completion)
-        usage.covers = meter.covers
+        usage.covers = within(most, meter.covers)
         exchange(request.scope).at_end.append(lambda: meter.settle(usage.computed))
 
 

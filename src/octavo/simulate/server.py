@@ -23,8 +23,10 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.balance.chain import text_chain
 from octavo.client.cached_prompts import CachedPrompts
+from octavo.errors import InvalidValue
 from octavo.server.cache_events import PATH, CacheFeed, cache_events, prompt_name
 from octavo.server.http import ClientGone, while_connected
+from octavo.server.most_tokens import read_most
 from octavo.server.resume import Resume, Spent, ended, told
 from octavo.simulate.engine import BLOCK_TOKENS, SimulatedEngine, SimulatedRequest, Speed
 
@@ -94,15 +96,19 @@ class _Running:
 
 
 class SimulatedAnswer:
-    """The answer to a body."""
+    """The answer to a body. within: tokens that it may have with its prompt."""
 
-    def __init__(self, simulated: Simulated, chat: bool, body: dict[str, Any]) -> None:
+    def __init__(
+        self, simulated: Simulated, chat: bool, body: dict[str, Any], within: int | None
+    ) -> None:
         given = body.get("messages") if chat else body.get("prompt")
         self.prompt = json.dumps(given).encode()
         self.resume = None if body.get("resume") is None else Resume(**body["resume"])
         self.chat, self.stream = chat, bool(body.get("stream"))
         most = body.get("max_completion_tokens") or body.get("max_tokens")
         self.tokens = int(most or DEFAULT_TOKENS)
+        if within is not None:
+            self.tokens = min(self.tokens, max(1, within - self._prompt_tokens))
         drawn = random.Random(f"{simulated.seed} {body.get('seed')} {self.prompt.decode()}")
         self.words = [drawn.randrange(len(WORDS)) for _ in range(self.tokens)]
         kind = "chatcmpl-" if chat else "cmpl-"
@@ -169,8 +175,9 @@ class SimulatedServer:
             return await _reply(send, 404, b'{"error":{"message":"there is no such route"}}')
         try:
             body = json.loads(await Request(scope, receive).body())
-            answer = SimulatedAnswer(self._simulated, path == "/v1/chat/completions", body)
-        except (ValueError, TypeError, AttributeError):
+            chat, most = path == "/v1/chat/completions", read_most(Headers(scope=scope))
+            answer = SimulatedAnswer(self._simulated, chat, body, most)
+        except (ValueError, TypeError, AttributeError, InvalidValue):
             return await _reply(send, 400, b'{"error":{"message":"the body is no such request"}}')
         try:
             called = prompt_name(Headers(scope=scope))
