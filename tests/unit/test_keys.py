@@ -19,10 +19,13 @@ import pytest
 
 from octavo.checkpoint import open_checkpoint
 from octavo.database import DatabaseError
-from octavo.engine.events import Progress, TokenEvent
+from octavo.engine.events import Progress, Token, TokenEvent
 from octavo.engine.request import Request
 from octavo.errors import UsageError
+from octavo.generate.choices import generate_whole
+from octavo.generate.prepare import prepare
 from octavo.generate.reply import Usage
+from octavo.generate.request import GenerationRequest, Sampling
 from octavo.server import keyring as keyring_module
 from octavo.server.exchange import Exchange
 from octavo.server.guard import Access, guarded
@@ -184,6 +187,26 @@ def test_a_text_without_a_limit_ends_where_the_tokens_end() -> None:
     assert account.held == 0 and account.room(CHUNK) == 0
     with pytest.raises(RateLimited, match="500 tokens a minute"):
         account.reserve(1, None)
+
+
+class AtOnce(ScriptedClient):
+    """Has computed all before anybody asks for it."""
+
+    async def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        for token in self.tokens:
+            yield Token(request.id, token)
+
+
+def test_choices_are_counted_no_further_than_they_are_given(tokenizer: Tokenizer) -> None:
+    """However fast they come: what waits to be given has been used."""
+    said = tokenizer.encode("a" + " b" * 200, add_bos=False)
+    model = fake_model(tokenizer, "m", client=AtOnce(said), context=4096)
+    sampling = Sampling(max_tokens=len(said), ignore_eos=True)
+    asked = GenerationRequest(prompts=["hi"], sampling=sampling, n=3)
+    usage = Usage()
+    usage.covers = lambda used: used < 60
+    asyncio.run(generate_whole(prepare(asked, model), usage))
+    assert 60 <= usage.computed <= 60 + 2 * 3
 
 
 def test_tokens_of_a_day_and_requests_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

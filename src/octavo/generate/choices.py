@@ -216,16 +216,17 @@ async def _all(
     job: PreparedRequest, requests: list[Request], usage: Usage
 ) -> AsyncGenerator[TextDelta, None]:
     """The deltas of several requests, in the order they come."""
-    queue: asyncio.Queue[TextDelta | Exception | None] = asyncio.Queue()
+    # What waits in it is counted as used: more than one would run beyond what a key has left.
+    queue: asyncio.Queue[TextDelta | Exception | None] = asyncio.Queue(1)
 
     async def pump(request: Request, first: int) -> None:
         try:
             async with aclosing(_one(job, request, first, usage)) as deltas:
                 async for delta in deltas:
-                    queue.put_nowait(delta)
-            queue.put_nowait(None)
+                    await queue.put(delta)
+            await queue.put(None)
         except Exception as e:
-            queue.put_nowait(e)
+            await queue.put(e)
 
     width = job.made if job.params.beam is not None else 1  # choices of a request
     tasks: list[asyncio.Task[None]] = []
