@@ -114,8 +114,10 @@ class Run:
             self._number += 1
             lot = self.lot
             lot.begun += 1
-            await self.ask(f"request {self._number}", lot)
-            lot.begun -= 1
+            try:
+                await self.ask(f"request {self._number}", lot)
+            finally:
+                lot.begun -= 1
 
     async def ask(self, prompt: str, lot: Lot) -> None:
         body = {"model": "simulated", "prompt": prompt, "max_tokens": TOKENS, "stream": True}

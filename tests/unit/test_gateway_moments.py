@@ -158,7 +158,7 @@ def test_the_gateways_own_lack_of_handles_is_no_fault_of_upstreams(
             up.cut.add(cut.append)
             tried = 0
 
-            async def connect(url: object) -> object:
+            async def connect(*_: object) -> object:
                 nonlocal tried
                 tried += 1
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

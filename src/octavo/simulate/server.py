@@ -99,7 +99,7 @@ class SimulatedAnswer:
     """The answer to a body. within: tokens that it may have with its prompt."""
 
     def __init__(
-        self, simulated: Simulated, chat: bool, body: dict[str, Any], within: int | None
+        self, simulated: Simulated, chat: bool, body: dict[str, Any], within: int | None = None
     ) -> None:
         given = body.get("messages") if chat else body.get("prompt")
         self.prompt = json.dumps(given).encode()
