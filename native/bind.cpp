@@ -114,7 +114,7 @@ NB_MODULE(_native, m) {
       .def_rw("grouped", &ActForms::grouped)
       .def_rw("halves", &ActForms::halves)
       .def_rw("scaled", &ActForms::scaled)
-      .def_rw("threshold", &ActForms::threshold)
+      .def_rw("second_lines", &ActForms::second_lines)
       .def_rw("bf16", &ActForms::bf16)
       .def_rw("remainder", &ActForms::remainder)
       .def_rw("f32", &ActForms::f32);

@@ -5,14 +5,14 @@ namespace {
 
 // Kernel under test: y[m][rows] = x[m][cols] * W^T, in calls of `tile` tokens.
 auto linear(const std::string& isa, int type, int group, Bytes data, size_t rows, size_t cols,
-    Matrix2 x, int tile, std::optional<float> threshold, bool remainder) {
+    Matrix2 x, int tile, std::optional<int> second_lines, bool remainder) {
   const Kernels* k = select_kernels(isa);
   const Format format = panel_format(type);
   const size_t m = x.shape(0), padded = padded_cols(cols), bytes = panel_bytes(format, group, cols),
                panels = (rows + 15) / 16;
   if (x.shape(1) != cols || data.size() != stored_bytes({type, group}, rows, cols))
     throw std::invalid_argument("shapes disagree");
-  ActForms forms = every_form(threshold);
+  ActForms forms = every_form(second_lines);
   forms.remainder = remainder;
   Arena arena(panels * bytes + act_bytes(tile, int(cols), forms) +
       panels * 16 * m * 4 + (size_t(1) << 20));
@@ -125,7 +125,7 @@ void bind_kernels(nb::module_& m) {
   });
   m.def("uniform", &uniform, "seed"_a, "position"_a);
   m.def("linear", &linear, "isa"_a, "type"_a, "group"_a, "data"_a, "rows"_a, "cols"_a, "x"_a,
-      "tile"_a, "threshold"_a = nb::none(), "remainder"_a = true);
+      "tile"_a, "second_lines"_a = nb::none(), "remainder"_a = true);
   m.def("attend", &attend, "isa"_a, "type"_a, "q"_a, "k"_a, "v"_a, "first"_a, "last"_a, "scale"_a,
       "softcap"_a, "former"_a, "tile"_a, "remainder"_a = true);
   m.def("unpack", &unpack, "type"_a, "group"_a, "data"_a, "rows"_a, "cols"_a);
@@ -135,7 +135,7 @@ void bind_kernels(nb::module_& m) {
     return std::make_tuple(l.read_gbs, l.registers_gops, l.widest_gops);
   }, "isa"_a, "threads"_a, "bytes"_a, "seconds"_a);
   m.def("time_linear", &time_linear, "isa"_a, "type"_a, "group"_a, "rows"_a, "cols"_a,
-      "threshold"_a.none(), "tokens"_a, "threads"_a, "copies"_a, "seconds"_a,
+      "second_lines"_a.none(), "tokens"_a, "threads"_a, "copies"_a, "seconds"_a,
       nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "time_attention",

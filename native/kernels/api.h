@@ -54,6 +54,8 @@ constexpr int8_t MXFP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4,
 constexpr int PANEL = 16;         // output rows per panel = lanes of one vector
 constexpr int GROUP = 32;         // input features whose sums are taken together
 constexpr int DIGIT = 8;          // an activation is 2^DIGIT * high + low, two signed bytes
+constexpr int GROUP_LINES = 8;    // of a group, as it lies in panels: four features of 16 rows each
+constexpr int LINE_DIGIT = 4;     // second digits of single lines count 2^LINE_DIGIT
 constexpr int MIDDLE = 8;         // where four-bit codes are counted from in fixed point
 constexpr int LINE = 64;          // input features whose digits lie together
 constexpr int ROW_TILE = 16;      // token rows that lie together
@@ -81,24 +83,27 @@ struct Act {
   // whole lines of 64 bytes
   int8_t* q;
                       //                 16 rows of 64 high digits, then as many low ones; see
-                      //                 `digits`
+                      //                 `digits`. With `second_lines` of 1 or 2: 16 * high + low
   float* scale;       // 1 a row; or k / 32 where groups have scales of their own (`scaled`)
   int32_t* start_high;  // k / 32 a row  for fixed point: sums of high digits times -MIDDLE
   int32_t* start_low;   // k / 32 a row  and of low ones
   int32_t* pair_high;   // k / 64 a row  two groups' sums of high digits, as halves of 16 bits
   int32_t* pair_low;    // k / 64 a row  and of low ones
   int32_t* neg_high;  // k / 32 a row    of `scaled` groups: minus the sum of the high digits
-  int32_t* neg_low;   // k / 32 a row    and of the low ones
+  int32_t* neg_low;   // k / 32 a row    and of the low ones; of x / scale with
+                      //                 `second_lines` of 1 or 2
   float* sum;         // k / 32 a row    for grouped floats: sum(256 * high + low), for minima;
                       //                 of `scaled` groups times their scale
   int32_t* neg32;     // k / 32 a row    minus that sum: a zero point is removed by a shift
   // the same per 16, for formats with scales for so many, and null where none of them reads it
-  int32_t* neg16;       // k / 16 a row  if `scaled`, of low digits
+  int32_t* neg16;       // k / 16 a row  if `scaled`, as neg_low
   int32_t* neg16_high;  // k / 16 a row  and of high ones
-  // k / 32 a row: whether high digits of a `scaled` group are other than zero. Null: a row has one
-  // scale.
-  uint8_t* wide;
-  float threshold;    // a `scaled` group is wide where its largest value exceeds as many rms of x
+  // k / 32 a row: which lines of a `scaled` group have high digits, in four bits each. Null: a row
+  // has one scale.
+  uint8_t* line;
+  // How many lines of a `scaled` group have high digits: none, 1 or 2, those with the largest
+  // values, while the group's scale is that of the others, or all.
+  int second_lines;
   uint16_t* bf16;     // x rounded to bf16, then, if `remainder`, what is left rounded to bf16; rows
                       //                 are `bf16_stride` apart. Without bf16 dot products: as fp32
                       //                 numbers, x itself if `remainder`
@@ -109,7 +114,7 @@ struct Act {
 };
 
 // Whether groups have scales of their own.
-INLINE bool scaled(const Act& a) { return a.wide; }
+INLINE bool scaled(const Act& a) { return a.line; }
 
 // From a row of bf16 to the next, with room for all its forms: a line more than its values, for
 // rows that are a power of two apart would fall into the same few lines of the cache.

@@ -122,6 +122,26 @@ static inline VM m_range(int begin, int end) {
           _mm256_and_si256(_mm256_cmpgt_epi32(upper, lo), _mm256_cmpgt_epi32(hi, upper)))};
 }
 
+// lane 4 i + j: the largest of lanes 4 i ... 4 i + 3 of x[j]
+static inline __m256 max_twos(__m256 a, __m256 b) {
+  return _mm256_max_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD));
+}
+static inline VF f_max_fours(const VF* x) {
+  return {max_twos(max_twos(x[0].a, x[1].a), max_twos(x[2].a, x[3].a)),
+      max_twos(max_twos(x[0].b, x[1].b), max_twos(x[2].b, x[3].b))};
+}
+// each lane i and lane i ^ N
+template <int N> static inline VF f_swap(VF x) {
+  if constexpr (N == 8) return {x.b, x.a};
+  if constexpr (N == 4)
+    return {_mm256_permute2f128_ps(x.a, x.a, 1), _mm256_permute2f128_ps(x.b, x.b, 1)};
+  constexpr int ORDER = N == 1 ? 0xB1 : 0x4E;
+  return {_mm256_permute_ps(x.a, ORDER), _mm256_permute_ps(x.b, ORDER)};
+}
+static inline uint32_t m_bits(VM m) {
+  return (uint32_t)_mm256_movemask_ps(m.a) | (uint32_t)_mm256_movemask_ps(m.b) << 8;
+}
+
 static inline VI f_bits(VF x) {
   return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)};
 }
@@ -138,6 +158,9 @@ static inline VI i_add(VI x, VI y) {
 }
 static inline VI i_sub(VI x, VI y) {
   return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)};
+}
+static inline VI i_and(VI x, VI y) {
+  return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)};
 }
 static inline VI i_max(VI x, VI y) {
   return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)};

@@ -75,6 +75,19 @@ static inline VF f_odd(VF a, VF b) {
   const __m512i at = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
   return {_mm512_permutex2var_ps(a.v, at, b.v)};
 }
+// lane 4 i + j: the largest of lanes 4 i ... 4 i + 3 of x[j]
+static inline VF f_max_fours(const VF* x) {
+  const auto by_twos = [](VF a, VF b) {
+    return _mm512_max_ps(_mm512_shuffle_ps(a.v, b.v, 0x88), _mm512_shuffle_ps(a.v, b.v, 0xDD));
+  };
+  return {by_twos({by_twos(x[0], x[1])}, {by_twos(x[2], x[3])})};
+}
+// each lane i and lane i ^ N
+template <int N> static inline VF f_swap(VF a) {
+  if constexpr (N < 4) return {_mm512_permute_ps(a.v, N == 1 ? 0xB1 : 0x4E)};
+  else return {_mm512_shuffle_f32x4(a.v, a.v, N == 4 ? 0xB1 : 0x4E)};
+}
+static inline uint32_t m_bits(VM m) { return m.v; }
 static inline VM f_le(VF a, VF b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
 static inline VF f_select(VM m, VF yes, VF no) { return {_mm512_mask_mov_ps(no.v, m.v, yes.v)}; }
 static inline VM m_range(int begin, int end) {  // lanes begin <= i < end
@@ -89,6 +102,7 @@ static inline VI i_set(int32_t x) { return {_mm512_set1_epi32(x)}; }
 static inline void i_store(int32_t* p, VI a) { _mm512_storeu_si512(p, a.v); }
 static inline VI i_add(VI a, VI b) { return {_mm512_add_epi32(a.v, b.v)}; }
 static inline VI i_sub(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+static inline VI i_and(VI a, VI b) { return {_mm512_and_si512(a.v, b.v)}; }
 static inline VI i_max(VI a, VI b) { return {_mm512_max_epi32(a.v, b.v)}; }
 // Lanes as pairs of 16 bits: acc + a.low * b.low + a.high * b.high; the low halves of `low` under
 // those of `high`, whose own are zero

@@ -105,6 +105,28 @@ static inline VF f_odd(VF a, VF b) {
   return {{vuzp2q_f32(a.v[0], a.v[1]), vuzp2q_f32(a.v[2], a.v[3]), vuzp2q_f32(b.v[0], b.v[1]),
       vuzp2q_f32(b.v[2], b.v[3])}};
 }
+// lane 4 i + j: the largest of lanes 4 i ... 4 i + 3 of x[j]
+static inline VF f_max_fours(const VF* x) {
+  VF r;
+  EACH r.v[i] = vpmaxq_f32(vpmaxq_f32(x[0].v[i], x[1].v[i]), vpmaxq_f32(x[2].v[i], x[3].v[i]));
+  return r;
+}
+// each lane i and lane i ^ N
+template <int N> static inline VF f_swap(VF a) {
+  VF r;
+  EACH {
+    if constexpr (N == 1) r.v[i] = vrev64q_f32(a.v[i]);
+    else if constexpr (N == 2) r.v[i] = vextq_f32(a.v[i], a.v[i], 2);
+    else r.v[i] = a.v[i ^ N / 4];
+  }
+  return r;
+}
+static inline uint32_t m_bits(VM m) {
+  const uint32_t lanes[4] = {1, 2, 4, 8};
+  uint32_t bits = 0;
+  EACH bits |= vaddvq_u32(vandq_u32(m.v[i], vld1q_u32(lanes))) << 4 * i;
+  return bits;
+}
 static inline VM f_le(VF a, VF b) { VM r; EACH r.v[i] = vcleq_f32(a.v[i], b.v[i]); return r; }
 static inline VF f_select(VM m, VF yes, VF no) {
   EACH no.v[i] = vbslq_f32(m.v[i], yes.v[i], no.v[i]);
@@ -126,6 +148,7 @@ static inline VI i_set(int32_t x) { VI r; EACH r.v[i] = vdupq_n_s32(x); return r
 static inline void i_store(int32_t* p, VI a) { EACH vst1q_s32(p + 4 * i, a.v[i]); }
 static inline VI i_add(VI a, VI b) { EACH a.v[i] = vaddq_s32(a.v[i], b.v[i]); return a; }
 static inline VI i_sub(VI a, VI b) { EACH a.v[i] = vsubq_s32(a.v[i], b.v[i]); return a; }
+static inline VI i_and(VI a, VI b) { EACH a.v[i] = vandq_s32(a.v[i], b.v[i]); return a; }
 static inline VI i_max(VI a, VI b) { EACH a.v[i] = vmaxq_s32(a.v[i], b.v[i]); return a; }
 // Lanes as pairs of 16 bits: acc + a.low * b.low + a.high * b.high; the low halves of `low` under
 // those of `high`, whose own are zero

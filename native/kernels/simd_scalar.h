@@ -92,6 +92,27 @@ static inline VF f_odd(VF a, VF b) {
   EACH_LANE r.v[i] = i < 8 ? a.v[2 * i + 1] : b.v[2 * i - 15];
   return r;
 }
+// lane 4 i + j: the largest of lanes 4 i ... 4 i + 3 of x[j]
+static inline VF f_max_fours(const VF* x) {
+  VF r;
+  EACH_LANE {
+    const float* four = x[i % 4].v + i / 4 * 4;
+    r.v[i] = four[0];
+    for (int j = 1; j < 4; j++) r.v[i] = four[j] > r.v[i] ? four[j] : r.v[i];
+  }
+  return r;
+}
+// each lane i and lane i ^ N
+template <int N> static inline VF f_swap(VF a) {
+  VF r;
+  EACH_LANE r.v[i] = a.v[i ^ N];
+  return r;
+}
+static inline uint32_t m_bits(VM m) {
+  uint32_t bits = 0;
+  EACH_LANE bits |= (uint32_t)m.v[i] << i;
+  return bits;
+}
 static inline VM f_le(VF a, VF b) { VM r; EACH_LANE r.v[i] = a.v[i] <= b.v[i]; return r; }
 static inline VF f_select(VM m, VF yes, VF no) {
   EACH_LANE no.v[i] = m.v[i] ? yes.v[i] : no.v[i];
@@ -109,6 +130,7 @@ static inline VI i_set(int32_t x) { VI r; EACH_LANE r.v[i] = x; return r; }
 static inline void i_store(int32_t* p, VI a) { memcpy(p, a.v, 64); }
 static inline VI i_add(VI a, VI b) { EACH_LANE a.v[i] += b.v[i]; return a; }
 static inline VI i_sub(VI a, VI b) { EACH_LANE a.v[i] -= b.v[i]; return a; }
+static inline VI i_and(VI a, VI b) { EACH_LANE a.v[i] &= b.v[i]; return a; }
 static inline VI i_max(VI a, VI b) {
   EACH_LANE a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
   return a;

@@ -11,19 +11,19 @@
 namespace octavo {
 
 // Digits of a row with the sums that fixed point needs or with those of grouped floats, digits of
-// groups with scales of their own (`threshold` as in Act), or floats (`remainder` as in Act).
+// groups with scales of their own (`second_lines` as in Act), or floats (`remainder` as in Act).
 // halves: sums by 16, too.
 struct ActForms {
   bool fixed, grouped, halves, scaled, bf16, f32;
-  float threshold = 0;
+  int second_lines = GROUP_LINES;
   bool remainder = true;
   bool digits() const { return fixed || grouped || scaled; }
 };
 
-// All that kernels by themselves may be given. No threshold: digits of rows.
-inline ActForms every_form(std::optional<float> threshold) {
-  const bool scaled = threshold.has_value();
-  return {!scaled, !scaled, true, scaled, true, true, threshold.value_or(0)};
+// All that kernels by themselves may be given. Without `second_lines`: digits of rows.
+inline ActForms every_form(std::optional<int> second_lines) {
+  const bool scaled = second_lines.has_value();
+  return {!scaled, !scaled, true, scaled, true, true, second_lines.value_or(GROUP_LINES)};
 }
 
 inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms,
@@ -32,7 +32,7 @@ inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms,
   Act a{};
   a.k = int(k);
   a.adapted_bf16 = adapted_bf16, a.adapted_f32 = adapted_f32;
-  a.threshold = forms.threshold, a.remainder = forms.remainder;
+  a.second_lines = forms.second_lines, a.remainder = forms.remainder;
   if (forms.digits()) {
     a.q = arena.allocate<int8_t>(m * 2 * k);
     a.scale = arena.allocate<float>(forms.scaled ? m * k / 32 : m);
@@ -54,7 +54,7 @@ inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms,
   if (forms.grouped) a.neg32 = arena.allocate<int32_t>(m * k / 32);
   if (forms.scaled) {
     if (forms.halves) a.neg16_high = arena.allocate<int32_t>(m * k / 16);
-    a.wide = arena.allocate<uint8_t>(m * k / 32);
+    a.line = arena.allocate<uint8_t>(m * k / 32);
   }
   if (forms.bf16) a.bf16 = arena.allocate<uint16_t>(m * bf16_stride(a));
   if (forms.f32) a.f32 = arena.allocate<float>(m * k);
@@ -82,7 +82,7 @@ inline Act from_row(const Act& a, int row) {
   if (a.neg32) b.neg32 += n / 32;
   if (a.neg16) b.neg16 += n / 16;
   if (a.neg16_high) b.neg16_high += n / 16;
-  if (scaled(a)) b.wide += n / 32;
+  if (scaled(a)) b.line += n / 32;
   if (a.bf16) b.bf16 += size_t(row) * bf16_stride(a);
   if (a.f32) b.f32 += n;
   return b;
@@ -93,7 +93,7 @@ inline Act one_row(const Act& act, int row) {
   Act one = from_row(act, row / ROW_TILE * ROW_TILE);
   const int at = row % ROW_TILE;
   one.q += at * LINE;
-  one.scale += at, one.sum += at, one.wide += at;
+  one.scale += at, one.sum += at, one.line += at;
   one.neg_high += at, one.neg_low += at;
   if (one.neg16) one.neg16 += at, one.neg16_high += at;
   return one;

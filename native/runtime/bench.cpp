@@ -66,13 +66,13 @@ HostLimits measure_limits(const std::string& isa, int threads, size_t bytes, dou
 }
 
 double time_linear(const std::string& isa, int type, int group, size_t rows, size_t cols,
-    std::optional<float> threshold, int tokens, int threads, int copies, double seconds) {
+    std::optional<int> second_lines, int tokens, int threads, int copies, double seconds) {
   const Kernels* k = select_kernels(isa);
   const Format format = panel_format(type);
   const size_t padded = padded_cols(cols), bytes = panel_bytes(format, group, cols),
                panels = (rows + PANEL - 1) / PANEL;
   const size_t matrix = align_up(panels * bytes, 64), outputs = size_t(tokens) * panels * PANEL;
-  const ActForms forms = every_form(threshold);
+  const ActForms forms = every_form(second_lines);
   ThreadPool pool(threads);
   Work work(threads);
   Arena arena(size_t(copies) * matrix + act_bytes(tokens, int(cols), forms) + outputs * 4 +

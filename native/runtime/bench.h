@@ -15,9 +15,9 @@ HostLimits measure_limits(const std::string& isa, int threads, size_t bytes, dou
 
 // Seconds that y[tokens][rows] = x[tokens][cols] W^T takes, least of all repetitions within
 // `seconds`. `copies` matrices are used in turn: enough of them and each comes from memory.
-// threshold: of inputs whose groups have scales of their own (Act::threshold).
+// second_lines: of inputs whose groups have scales of their own (Act::second_lines).
 double time_linear(const std::string& isa, int type, int group, size_t rows, size_t cols,
-    std::optional<float> threshold, int tokens, int threads, int copies, double seconds);
+    std::optional<int> second_lines, int tokens, int threads, int copies, double seconds);
 
 // Seconds of one attention of a KV head over `keys` keys, for `queries` rows.
 double time_attention(

@@ -59,18 +59,17 @@ std::unique_ptr<GreedyHead> GreedyHead::of(const Kernels& kernels, const LinearP
     const Act& in, int rows, int threads, Arena& arena) {
   const Format format = head.weight->format;
   const bool bytes = format == Q8_0 || format == CODE8 || format == IQ4_NL || format == MXFP4;
-  if (!scaled(in) || in.threshold != 0 || format >= BF16 || has_minima(format) || head.bias ||
-      head.residual || (bytes && kernels.digits_together))
+  if (!scaled(in) || in.second_lines != GROUP_LINES || format >= BF16 || has_minima(format) ||
+      head.bias || head.residual || (bytes && kernels.digits_together))
     return nullptr;
-  std::unique_ptr<GreedyHead> made(new GreedyHead(head, in, rows, threads));
+  std::unique_ptr<GreedyHead> made(new GreedyHead(head, rows, threads));
   made->norms_ = arena.allocate<float>(size_t(head.weight->panel_count()) * PANEL);
   return made;
 }
 
-GreedyHead::GreedyHead(const LinearPart& head, const Act& in, int rows, int threads)
+GreedyHead::GreedyHead(const LinearPart& head, int rows, int threads)
     : weight_(*head.weight),
       out_(head.out),
-      narrow_(align_up(size_t(rows), ROW_TILE) * size_t(in.k / GROUP)),
       best_(size_t(rows)),
       found_(size_t(threads)) {}
 
@@ -102,8 +101,7 @@ Act GreedyHead::high_digits(const Act& act) const {
   high.q -= DIGITS;
   high.neg_low = act.neg_high;
   high.neg16 = act.neg16_high;
-  high.wide = const_cast<uint8_t*>(narrow_.data());
-  high.threshold = 1;
+  high.second_lines = 0;
   return high;
 }
 

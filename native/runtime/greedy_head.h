@@ -45,14 +45,13 @@ class GreedyHead {
   // Rows of a step that are screened together: what is found of a set stays in the second cache.
   static constexpr int SCREENED = 64;
 
-  GreedyHead(const LinearPart& head, const Act& in, int rows, int threads);
+  GreedyHead(const LinearPart& head, int rows, int threads);
   Act high_digits(const Act& act) const;
   void settle(const Context& c, int from, int to, const float* screened, Row& row) const;
   void multiply(const Context& c, int panel, Row& row) const;
 
   const Matrix& weight_;
   const Buffer out_;
-  std::vector<uint8_t> narrow_;           // of Act::wide: no group of any row
   std::vector<std::atomic<float>> best_;  // by row: the largest logit that any thread has seen
   std::vector<std::vector<Found>> found_; // by thread and row
   float* norms_ = nullptr;                // of each token's weights; not 0

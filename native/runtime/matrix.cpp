@@ -34,8 +34,8 @@ void Matrix::multiply(
 Cost Matrix::cost(const Act& act, int tokens) const {
   if (!tokens) return {};
   const double operations = 2.0 * double(rows) * double(cols) * tokens;
-  // Second digits of `scaled` groups, which few have, are not counted.
-  const int digits = format >= BF16 ? 0 : scaled(act) ? 1 : 2;
+  const double second = scaled(act) ? double(act.second_lines) / GROUP_LINES : 1,
+               digits = format >= BF16 ? 0 : 1 + second;
   const size_t panels = size_t(panel_count()) * panel_bytes;
   return {double(stored ? bytes() : panels), operations, digits * operations};
 }

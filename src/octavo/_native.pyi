@@ -30,7 +30,7 @@ def linear(
     cols: int,
     x: Floats,
     tile: int,
-    threshold: float | None = None,
+    second_lines: int | None = None,
     remainder: bool = True,
 ) -> Floats: ...
 def attend(
@@ -62,7 +62,7 @@ def time_linear(
     group: int,
     rows: int,
     cols: int,
-    threshold: float | None,
+    second_lines: int | None,
     tokens: int,
     threads: int,
     copies: int,
@@ -78,7 +78,7 @@ class Forms:
 
     def __init__(
         self, *, fixed: bool, grouped: bool, halves: bool, scaled: bool, bf16: bool, f32: bool,
-        threshold: float = 0.0, remainder: bool = True,
+        second_lines: int = 8, remainder: bool = True,
     ) -> None: ...  # fmt: skip
 
 class LinearPart:

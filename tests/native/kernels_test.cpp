@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -32,23 +33,26 @@ struct Input {
   std::vector<float> scale, sum, f32;
   std::vector<int32_t> start_high, start_low, pair_high, pair_low;
   std::vector<int32_t> neg32, neg16, neg16_high, neg_high, neg_low;
-  std::vector<uint8_t> wide;
+  std::vector<uint8_t> line;
   std::vector<uint16_t> bf16;
-  Input(int tokens, int k, bool scaled)
+  int second_lines;
+  Input(int tokens, int k, std::optional<int> second)
       : k(k),
-        rows(size_t(tokens + ROW_TILE - 1) / ROW_TILE * ROW_TILE) {
+        rows(size_t(tokens + ROW_TILE - 1) / ROW_TILE * ROW_TILE),
+        second_lines(second.value_or(0)) {
+    const bool scaled = second.has_value();
     const size_t n = rows * size_t(k);
     q.resize(2 * n / 64), scale.resize(scaled ? n / 32 : rows), sum.resize(n / 32),
         neg16.resize(n / 16), f32.resize(n), bf16.resize(rows * bf16_stride(act()));
-    if (scaled) neg16_high.resize(n / 16), wide.resize(n / 32);
+    if (scaled) neg16_high.resize(n / 16), line.resize(n / 32);
     for (auto* x : {&neg32, &neg_high, &neg_low, &start_high, &start_low}) x->resize(n / 32);
     for (auto* x : {&pair_high, &pair_low}) x->resize(n / 64);
   }
   Act act() {
     return {k, q.data()->digits, scale.data(), start_high.data(), start_low.data(),
         pair_high.data(), pair_low.data(), neg_high.data(), neg_low.data(), sum.data(), neg32.data(),
-        neg16.data(), neg16_high.data(), wide.empty() ? nullptr : wide.data(), 2.5f, bf16.data(),
-        true, f32.data(), false, false};
+        neg16.data(), neg16_high.data(), line.empty() ? nullptr : line.data(), second_lines,
+        bf16.data(), true, f32.data(), false, false};
   }
 };
 
@@ -57,7 +61,10 @@ uint8_t* aligned(std::vector<uint8_t>& storage, size_t bytes) {
   return storage.data() + (64 - reinterpret_cast<uintptr_t>(storage.data()) % 64) % 64;
 }
 
-void check(Storage type, const char* name, size_t n, size_t k, int tokens, bool scaled) {
+void check(Storage type, const char* name, size_t n, size_t k, int tokens,
+    std::optional<int> second) {
+  const bool scaled = second.has_value();
+  const int digit = second.value_or(GROUP_LINES) % GROUP_LINES ? LINE_DIGIT : DIGIT;
   std::vector<uint8_t> source(stored_bytes(type, n, k));
   // ordinary numbers wherever a float lies
   for (uint8_t& b : source) b = uint8_t(0x30 | (rng() & 15));
@@ -75,7 +82,7 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens, bool 
   for (size_t p = 0; p < panels; p++) pack_panel(type, source.data(), n, k, p, packed + p * bytes);
 
   const Kernels* kernels = KERNELS();
-  Input input(tokens, padded, scaled);
+  Input input(tokens, padded, second);
   const Act act = input.act();
   std::vector<float> line(static_cast<size_t>(padded));
   std::normal_distribution<float> normal;
@@ -99,7 +106,7 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens, bool 
         } else {
           const int8_t* q = input.q.data()->digits + digits(t, g, padded / GROUP) + i % GROUP;
           const size_t at = scaled ? tiled(t, g, padded / GROUP) : size_t(t);
-          x = double(input.scale[at]) * (q[0] * (1 << DIGIT) + q[DIGITS]);
+          x = double(input.scale[at]) * (q[0] * (1 << digit) + q[DIGITS]);
         }
         sum += x * double(row[i]);
         size += std::fabs(x * double(row[i]));
@@ -234,9 +241,9 @@ int main() {
     for (size_t n : {1, 16, 37})
       for (size_t blocks : {1, 3})
         for (int tokens : {1, 3, 30})
-          for (bool scaled : {false, true})
+          for (std::optional<int> second : {std::optional<int>(), {0}, {1}, {2}, {GROUP_LINES}})
             check({t.type, t.group}, t.name, n, t.block * blocks * (t.block == 1 ? 24 : 1), tokens,
-                scaled);
+                second);
   for (KvType type : {KV_F32, KV_BF16, KV_INT8})
     for (int head_dim : {10, 64})
       for (int keys : {1, 16, 70, 256})

@@ -30,10 +30,10 @@ class Head:
 
     def __init__(
         self, isa: str, threads: int, kind: TensorType, raw: np.ndarray, vocabulary: int,
-        width: int, group: int = 0, threshold: float = 0.0,
+        width: int, group: int = 0, second_lines: int = 8,
     ) -> None:  # fmt: skip
         self.kind, self.raw, self.vocabulary, self.width = kind, raw, vocabulary, width
-        self.group, self.threshold = group, threshold
+        self.group, self.second_lines = group, second_lines
         counted = _native.Model(isa, threads, ROWS, ROWS)
         self._record(counted)
         self.model = _native.Model(
@@ -48,7 +48,9 @@ class Head:
         given = model.add_buffer(False, self.width)
         act = model.add_act(
             selected=True, width=self.width, apart=False,
-            forms=_native.Forms(**forms, scaled=digits, bf16=not digits, threshold=self.threshold),
+            forms=_native.Forms(
+                **forms, scaled=digits, bf16=not digits, second_lines=self.second_lines
+            ),
             adapted=_native.Forms(**forms, scaled=False, bf16=False),
         )  # fmt: skip
         selected = model.add_buffer(True, self.width)
@@ -213,13 +215,12 @@ def test_few_logits_are_computed(isa: str, kind: TensorType) -> None:
 
 
 @pytest.mark.parametrize(
-    "isa, threshold",
-    [(_native.isa(), 3.0), (_native.isa(), float("inf"))]
-    + [(isa, 0.0) for isa in ISAS if isa == "avx2"],
+    "isa, second_lines",
+    [(_native.isa(), 1), (_native.isa(), 0)] + [(isa, 8) for isa in ISAS if isa == "avx2"],
 )
-def test_all_logits_are_computed(isa: str, threshold: float) -> None:
+def test_all_logits_are_computed(isa: str, second_lines: int) -> None:
     """Where inputs have one digit, or a second one costs nothing."""
     raw = random_blocks(TensorType.Q8_0, 2000, 256, 1)
-    head = Head(isa, 2, TensorType.Q8_0, raw, 2000, 256, threshold=threshold)
+    head = Head(isa, 2, TensorType.Q8_0, raw, 2000, 256, second_lines=second_lines)
     assert head.prepare() == 1
     assert head.computed(np.ones((2, 256), np.float32)) == 1

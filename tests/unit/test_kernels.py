@@ -202,14 +202,19 @@ def uneven(tokens: int, cols: int, seed: int) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def group_steps(x: np.ndarray, threshold: float) -> np.ndarray:
-    """How far each value may be off: half of 1/127 of its group's largest, or 1.5 of 1/32,639 where
-    that exceeds `threshold` rms of the row by more than rounding can hide."""
+def group_steps(x: np.ndarray, second_lines: int) -> np.ndarray:
+    """How far each value may be off. All values of a group have a scale. With two digits everywhere
+    its largest is 32,639 steps, and a value off by 1.5 at most. With one digit, the largest outside
+    the `second_lines` lines of four with the largest values is 127, unless 1,919 steps, what two
+    digits of a line reach, were less than the largest of all; values are off by half a step, or by
+    1.5 where a low digit would be -128."""
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, -x.shape[1] % 64)))
-    largest = np.abs(padded.reshape(len(x), -1, 32)).max(-1)
-    rms = np.sqrt((padded**2).mean(-1, keepdims=True)) + 1e-30
-    wide = largest > threshold * rms * (1 + 1e-5)
-    step = largest * np.where(wide, 1.5 / 32639, 0.5 / 127)
+    lines = np.sort(np.abs(padded.reshape(len(x), -1, 8, 4)).max(-1), axis=-1)
+    if second_lines == 8:
+        step = lines[..., -1] * (1.5 / 32639)
+    else:
+        span = np.maximum(lines[..., 7 - second_lines] / 127, lines[..., -1] / 1919)
+        step = span * (1.5 if second_lines else 0.5)
     return np.repeat(step, 32, axis=1)[:, : x.shape[1]]
 
 
@@ -221,39 +226,60 @@ def group_steps(x: np.ndarray, threshold: float) -> np.ndarray:
     blocks=st.integers(1, 9),
     tokens=st.integers(1, 45),
     seed=st.integers(0, 99),
-    threshold=st.sampled_from([0.0, 1.5, 3.5, np.inf]),
+    second_lines=st.sampled_from([0, 1, 2, 8]),
 )
 def test_groups_with_scales_of_their_own(
-    kind: TensorType, isa: str, rows: int, blocks: int, tokens: int, seed: int, threshold: float
+    kind: TensorType, isa: str, rows: int, blocks: int, tokens: int, seed: int, second_lines: int
 ) -> None:
-    """Within a bound from arithmetic, a second digit for the groups that the threshold says and for
-    no other, and the same bits for every number of tokens in the call."""
+    """Within a bound from arithmetic, and the same bits for every number of tokens in the call."""
     cols = blocks * max(_block(kind), 32)
     raw = random_blocks(kind, rows, cols, seed)
     w = values(kind, raw, rows, cols, seed).astype(np.float64)
     x, group = uneven(tokens, cols, seed), group_of(kind, seed)
 
     def linear(tile: int) -> np.ndarray:
-        return _native.linear(isa, int(kind), group, raw, rows, cols, x, tile, threshold)
+        return _native.linear(isa, int(kind), group, raw, rows, cols, x, tile, second_lines)
 
     y = linear(tokens)
     for tile in (1, 2, 3, 5, 12, 28):
         assert np.array_equal(linear(tile), y)
-    bound = rounding(x, w, group_steps(x, threshold))
+    bound = rounding(x, w, group_steps(x, second_lines))
     assert (np.abs(y - x @ w.T) <= bound + 1e-30).all()
 
 
 def test_one_digit_is_one_byte() -> None:
-    """Values between two steps of a group's scale are rounded to one of them, unless the group is
-    wide: 127 sets the step to 1, and 0.4 becomes 0."""
+    """Values between two steps of a group's scale are rounded to one of them: 127 sets the step to
+    1, and 0.4 becomes 0, unless values have two digits."""
     raw = np.tile(np.frombuffer(np.float16(1).tobytes() + bytes([1] * 32), np.uint8), 16 * 2)
     x = np.full((1, 64), 0.4, np.float32)
     x[0, ::32] = 127
     args = (int(TensorType.Q8_0), 0, raw, 16, 64, x, 1)
     for isa in ISAS:
-        one, two = (_native.linear(isa, *args, limit) for limit in (np.inf, 0.0))
+        one, two = (_native.linear(isa, *args, lines) for lines in (0, 8))
         assert np.array_equal(one, np.full((1, 16), 254, np.float32))
         assert (np.abs(two - x.sum()) < 62 * 127 / 32639).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", DIGITAL, ids=lambda k: k.name)
+@pytest.mark.parametrize("second_lines", [1, 2])
+def test_lines_with_the_largest_values_have_two_digits(
+    kind: TensorType, second_lines: int, isa: str
+) -> None:
+    """What is left sets the step: a group's other values are multiples of it, and exact. Two tokens
+    have their large values in other lines, and one has several that are equally large."""
+    cols = max(_block(kind), 64)
+    raw, group = random_blocks(kind, 40, cols, 3), group_of(kind, 3)
+    w = values(kind, raw, 40, cols, 3).astype(np.float64)
+    x = np.random.default_rng(3).integers(-126, 127, (3, cols)).astype(np.float32)
+    x[:, ::32] = 127
+    x[0, 9::32], x[1, 31::32], x[1, 28::32], x[2, 5::32] = 1400, -1900, 1919, 1555
+    x[0, 21::32], x[2, 16::32] = (-700, 1555) if second_lines == 2 else (127, 127)
+    y = _native.linear(isa, int(kind), group, raw, 40, cols, x, 3, second_lines)
+    assert (np.abs(y - x @ w.T) <= rounding(x, w, np.zeros_like(x)) + 1e-30).all()
+    if second_lines == 2:
+        off = _native.linear(isa, int(kind), group, raw, 40, cols, x, 3, 1)
+        assert not np.allclose(off, x @ w.T, rtol=0, atol=rounding(x, w, np.zeros_like(x)).max())
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -294,15 +320,15 @@ FUSED = [isa for isa in ISAS if isa != "scalar"]  # the portable path rounds pro
 
 @pytest.mark.parametrize("kind", DIGITAL, ids=lambda k: k.name)
 @pytest.mark.parametrize("tokens", [1, 3, 4, 8, 9, 15, 28, 33, 300])
-@pytest.mark.parametrize("threshold", [None, 0.0, 1.5, np.inf])
-def test_instruction_sets_agree(kind: TensorType, tokens: int, threshold: float | None) -> None:
+@pytest.mark.parametrize("second_lines", [None, 0, 1, 2, 8])
+def test_instruction_sets_agree(kind: TensorType, tokens: int, second_lines: int | None) -> None:
     """Integer sums are exact, and floats folded in one order: tiles, wide and narrow registers agree.
     Three panels: a pair and one."""
     cols, rows = 3 * max(_block(kind), 64), 40
     raw = random_blocks(kind, rows, cols, tokens)
     x, group = uneven(tokens, cols, tokens), group_of(kind, tokens)
     first, *others = (
-        _native.linear(i, int(kind), group, raw, rows, cols, x, tokens, threshold) for i in FUSED
+        _native.linear(i, int(kind), group, raw, rows, cols, x, tokens, second_lines) for i in FUSED
     )
     assert all(np.array_equal(first, y) for y in others)
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from octavo import _native
+from octavo.backends.cpu.activations import second_lines
 from octavo.checkpoint.base import BLOCKS, DIGITAL, PACKED, TensorType
 
 SHAPES = ((576, 1536), (1536, 576))  # (inputs, outputs) of SmolLM2's gate and down projections
 TOKENS = (1, 8, 32, 256)
 COLD_BYTES = 256 << 20  # weights used in turn, so that each comes from memory
 GROUP = 128  # columns that share a scale, where the format leaves it open
-DIGITS = {"int8": 1, "int16": 2}  # integer products per weight and activation
+# integer products per weight and activation; of `auto` in most layers
+DIGITS = {"auto": 10 / 8, "int8": 1, "int16": 2}
 SECONDS = 0.15  # per figure
 
 
@@ -69,7 +70,7 @@ def _linear(
     # Few tokens are bound by memory, so weights are cold; many are bound by arithmetic.
     copies = max(1, COLD_BYTES // nbytes) if tokens <= 8 else 1
     took = _native.time_linear(
-        limits.isa, int(kind), GROUP, n, k, math.inf if activations == "int8" else None, tokens,
+        limits.isa, int(kind), GROUP, n, k, second_lines(activations), tokens,
         limits.threads, copies, SECONDS,
     )  # fmt: skip
     operations = 2.0 * k * n * tokens
@@ -97,7 +98,7 @@ def bench_kernels(
     limits: HostLimits, kinds: tuple[TensorType, ...] = PACKED, activations: str = "int16"
 ) -> Iterator[KernelTime]:
     """Every format at every shape and token count, then attention on one thread from cache.
-    activations: "int8" or "int16"."""
+    activations: "auto", "int8" or "int16"."""
     for kind in kinds:
         for k, n in SHAPES:
             block = kind.block[0] if kind in BLOCKS else 1

@@ -206,8 +206,8 @@ def speculation(
     "--formats", help="Stored formats, separated by commas, like Q4_1,BF16. [all]", metavar="LIST"
 )
 @click.option(
-    "--activations", type=click.Choice(["int8", "int16"]), default="int16", show_default=True,
-    help="Precision of what quantized layers read.",
+    "--activations", type=click.Choice(["auto", "int8", "int16"]), default="int16",
+    show_default=True, help="Precision of what quantized layers read.",
 )  # fmt: skip
 @click.option(
     "--json",

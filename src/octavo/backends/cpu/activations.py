@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
 from octavo.program import Experts, Program
-
-WIDE = 3.0  # `auto`: groups whose largest value exceeds this many rms of their row have two digits
 
 
 def resolve(asked: str, program: Program, isa: str) -> str:
@@ -18,14 +14,19 @@ def resolve(asked: str, program: Program, isa: str) -> str:
     return "int16" if isa == "amx" or routed else "auto"
 
 
-def threshold(activations: str, head: bool) -> float | None:
-    """By how many rms of its row a group's largest value must exceed it for the group to have two
-    digits; None: values share a scale with their row, not with their group. The head decides by
-    small differences of logits, and runs for few rows: `auto` gives it two digits."""
-    if activations == "int16":
-        return None
-    if activations == "int8":
-        return math.inf
-    if activations != "auto":
-        raise ValueError(f"activations are auto, int8 or int16, not {activations!r}")
-    return 0.0 if head else WIDE
+def second_lines(activations: str, reader: str = "") -> int | None:
+    """How many of the eight lines of four features that are a group of 32 have values of two
+    digits; None: values share a scale with their row, not with their group, and all have two.
+    reader: "head", "gate" for gated projections.
+
+    The head decides by small differences of logits, and runs for few rows: `auto` gives it two
+    digits everywhere. Gated projections are half of a model's weights, and the least sensitive.
+    """
+    match activations:
+        case "int16":
+            return None
+        case "int8":
+            return 0
+        case "auto":
+            return {"head": 8, "gate": 1}.get(reader, 2)
+    raise ValueError(f"activations are auto, int8 or int16, not {activations!r}")

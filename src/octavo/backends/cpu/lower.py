@@ -36,11 +36,12 @@ class BufferShape(NamedTuple):
 
 
 class ActShape(NamedTuple):
-    """An input of linear layers. head: of what the program given has after its rows are selected.
+    """An input of linear layers. reader: "head" for what the program given has after its rows are
+    selected, "gate" for what projections read whose activation is all that is read of them.
     adapted: the forms that only adapters read. per_thread: each thread may have its own."""
 
     selected: bool
-    head: bool
+    reader: str
     width: int
     forms: Forms
     adapted: Forms
@@ -144,13 +145,14 @@ def _assign_act(
     lowered: Lowered, value: Value, per_thread: bool, free: dict[ActShape, list[int]]
 ) -> None:
     weights: list[Weight] = []
-    permuted = False
+    permuted, reader = False, ""
     for op in lowered.ops:
         match op:
             case LinearOp() if op.source == value:
                 weights += [part.op.weight for part in op.parts]
             case GatedOp() if op.gate.x == value:
                 weights += [part.weight for part in (op.gate, op.up) if part]
+                reader = "gate"
             case EmitOp(x, True) if x == value:
                 permuted = True
     if not weights and not permuted:
@@ -158,8 +160,9 @@ def _assign_act(
     adapters = lowered.adapters and not value.selected
     own, every = forms(weights, permuted), forms(weights, permuted, adapters)
     adapted = Forms(*(late and not early for late, early in zip(every, own, strict=True)))
-    head = value.selected and value.id not in lowered.early
-    key = ActShape(value.selected, head, value.width, every, adapted, per_thread)
+    if value.selected and value.id not in lowered.early:
+        reader = "head"
+    key = ActShape(value.selected, reader, value.width, every, adapted, per_thread)
     if free.get(key):
         lowered.act_of[value.id] = free[key].pop()
     else:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo import _native
-from octavo.backends.cpu.activations import threshold
+from octavo.backends.cpu.activations import second_lines
 from octavo.backends.cpu.lower import ActShape, Forms, Lowered, forms
 from octavo.backends.cpu.weights import deferred, weights_of
 from octavo.backends.fused import (
@@ -139,18 +139,18 @@ class Recorder:
     def plain_vector(self, weight: Weight | None) -> int:
         return -1 if weight is None else self.vector[weight.tensor.name, 0.0]
 
-    def _forms(self, forms: Forms, head: bool = False) -> _native.Forms:
-        """The forms, digits as the setting wants them. head: of the input that the head reads."""
-        limit = threshold(self._activations, head)
-        if limit is None:
+    def _forms(self, forms: Forms, reader: str = "") -> _native.Forms:
+        """The forms, digits as the setting wants them. reader: as of `ActShape`."""
+        lines = second_lines(self._activations, reader)
+        if lines is None:
             return _native.Forms(**forms._asdict(), scaled=False, remainder=self._remainder)
         return _native.Forms(
             fixed=False, grouped=False, halves=forms.halves, scaled=forms.fixed or forms.grouped,
-            bf16=forms.bf16, f32=forms.f32, threshold=limit, remainder=self._remainder,
+            bf16=forms.bf16, f32=forms.f32, second_lines=lines, remainder=self._remainder,
         )  # fmt: skip
 
     def _add_act(self, shape: ActShape) -> int:
-        forms, adapted = (self._forms(x, head=shape.head) for x in (shape.forms, shape.adapted))
+        forms, adapted = (self._forms(x, shape.reader) for x in (shape.forms, shape.adapted))
         return self.model.add_act(
             selected=shape.selected, width=shape.width, forms=forms, adapted=adapted,
             apart=shape.per_thread,
