@@ -6,7 +6,7 @@ import pytest
 
 from octavo.gateway.errors import UnknownModel
 from octavo.gateway.trial_pools import check_canary, check_release
-from octavo.gateway.upstream import ModelFigures, Place
+from octavo.gateway.upstream import ANY, ModelFigures, Place
 from octavo.gateway.upstreams import Upstreams
 from octavo.release.machine import NotNow
 from octavo.release.spec import ReleaseSpec
@@ -34,3 +34,11 @@ def test_who_has_not_been_asked_yet_may_serve_anything() -> None:
     upstreams.drain(new)
     with pytest.raises(NotNow, match="^no upstream of pool 'next' answers: b:2 is away$"):
         check_canary(upstreams, SPEC)
+
+
+def test_who_tells_nobody_what_it_serves_may_be_asked_for_anything() -> None:
+    """An upstream that wants a client's key for its list of models."""
+    upstreams = Upstreams()
+    for at, pool in (("a:1", "default"), ("b:1", "next")):
+        upstreams.up(upstreams.add(Place(f"http://{at}", pool)), {ANY: ModelFigures()}, own=False)
+    check_release(upstreams, SPEC)

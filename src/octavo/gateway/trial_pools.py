@@ -47,7 +47,7 @@ def _in(upstreams: Upstreams, pool: str) -> list[Upstream]:
 def _check_model(model: str, upstreams: list[Upstream], pool: str = "") -> None:
     """Raises UnknownModel if these have said what they serve, and this is none of it. pool: which
     they are all of."""
-    known = {name for up in upstreams for name in up.models}
     states = {up.state for up in upstreams}
-    if model not in known and "up" in states and "starting" not in states:
-        raise UnknownModel(model, sorted(known), pool)
+    if any(up.serves(model) for up in upstreams) or "up" not in states or "starting" in states:
+        return
+    raise UnknownModel(model, sorted({name for up in upstreams for name in up.models}), pool)

@@ -111,7 +111,7 @@ class Updates:
         if old not in pools:
             old = self._control.config.models.get(model, Model()).pool
         served = old in pools and any(
-            model in up.models for up in self._upstreams if up.place.pool == old
+            up.serves(model) for up in self._upstreams if up.place.pool == old
         )
         local = pools[old].local if served else None
         if local is None:
