@@ -226,7 +226,7 @@ static inline float f_hadd(VF a) {  // fixed tree
 }
 static inline float f_hmax(VF a) { return _mm512_reduce_max_ps(a.v); }
 
-#define LINE_DIGITS line_digits  // as the plain one of elementwise.inc
+#define LINE_DIGITS line_digits  // as the plain one of emit.inc
 static void line_digits(const float* x, const VF* inverse, int8_t* q, int32_t* sums) {
   __m512i n[4], high[2], low[2];
   for (int i = 0; i < 4; i++) n[i] = i_round(f_mul(f_load(x + 16 * i), inverse[i / 2])).v;

@@ -54,12 +54,14 @@ def test_a_last_event_needs_no_empty_line(end: bytes, whole: bool) -> None:
 
 
 ERROR = b'data: {"error":{"message":"the engine died","type":"InternalServerError","code":500}}\n\n'
+LATE = b'data: {"error":{"message":"the deadline passed","code":"deadline_exceeded"}}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
 @pytest.mark.parametrize(
     ("path", "end", "failed"),
     [("/v1/completions", ERROR + DONE, True), ("/v1/completions", ERROR, True),
+     ("/v1/completions", LATE, False),
      ("/v1/completions", b"event: error\n" + ERROR.rstrip(), True),
      ("/v1/completions", ERROR.replace(b"\n", b"\r\n") + DONE, True),
      ("/v1/completions", b'data: {"error":null,"choices":[{"text":"error"}]}\n\n' + DONE, False),
@@ -69,7 +71,8 @@ DONE = b"data: [DONE]\n\n"
      ("/v1/responses", b'data: {"type":"response.completed","response":{"error":null}}\n\n', False)],
 )  # fmt: skip
 def test_a_stream_that_says_that_it_failed_has_failed(path: str, end: bytes, failed: bool) -> None:
-    """Whatever follows: metrics, breakers and releases hear of it, and its client hears it once."""
+    """Whatever follows: metrics, breakers and releases hear of it, and its client hears it once.
+    What Octavo's servers say of the request alone, they have answered it with."""
 
     async def test() -> None:
         async with (

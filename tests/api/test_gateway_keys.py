@@ -118,6 +118,25 @@ def test_octavos_servers_hear_who_sent_a_request_and_no_others_do(owner: str, na
     asyncio.run(test())
 
 
+def test_senders_of_another_gateway_stay_apart() -> None:
+    """It has one key, and says who sends."""
+
+    async def test() -> None:
+        upstream = Keyed("one", "octavo")
+        async with (
+            served(upstream) as up,
+            gateway(("outer",), pools=pool(up), upstream_key="${OCTAVO_ONE}") as at,
+        ):
+            for name in ("a", "b", "a"):
+                headers = {"authorization": "Bearer outer", SENDER: name}
+                body = {"model": "m", "prompt": "x"}
+                assert (await post(at, "/v1/completions", body, headers))[0] == 200
+        first, second, third = (headers[SENDER] for headers in upstream.asked())
+        assert first == third != second and not {"a", "b"} & {first, second}
+
+    asyncio.run(test())
+
+
 def test_an_upstream_that_is_added_to_a_pool_sees_the_key_of_the_pool() -> None:
     async def test() -> None:
         large, other = Keyed("large"), Keyed("one")

@@ -12,6 +12,9 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from octavo.server.most_tokens import MOST_TOKENS
+from octavo.server.sender import SENDER
+from octavo.server.sockets import FOR_ALL
 from tests.api.server import Server, serving
 
 CHAT = {
@@ -139,6 +142,7 @@ def test_headers_are_those_of_each_request(server: Server) -> None:
             ask(socket, id, "/v1/chat/completions", CHAT)
             (said, _) = told(socket, id)[id]
             assert (said["status"], said["body"]["error"]["param"]) == (400, "x-slo-ttft-ms")
+    assert {header.decode() for header in FOR_ALL} > {SENDER, MOST_TOKENS}
 
 
 def test_who_may_open_one(server: Server) -> None:

@@ -20,7 +20,7 @@ from octavo.experiments.controller import Experiments
 from octavo.gateway.admission import UpstreamQueue, WaitLimits
 from octavo.gateway.answer_rate import AnswerRate
 from octavo.gateway.answers import complete
-from octavo.gateway.app import PASSED_DIALECTS
+from octavo.gateway.app import PASSED_DIALECTS, AboutGateway, Door
 from octavo.gateway.body import (
     BLOCK_TOKENS,
     OPERATIONS,
@@ -256,7 +256,7 @@ def test_senders_have_turns() -> None:
         served: list[str] = []
 
         async def wait(name: str) -> None:
-            request = msgspec.structs.replace(asked(), salt=name[0])
+            request = msgspec.structs.replace(asked(), tenant=name[0])
             leases.append(await admission.place(request, POOLS))
             served.append(name)
 
@@ -291,6 +291,42 @@ def test_senders_have_turns() -> None:
     asyncio.run(run())
 
 
+def test_senders_have_turns_whichever_models_they_ask_for() -> None:
+    async def run() -> None:
+        admission = UpstreamQueue(known("a", places=1, models="mno"), WaitLimits())
+        leases = [await admission.place(asked(), POOLS)]
+        served: list[str] = []
+
+        async def wait(tenant: str, model: str) -> None:
+            request = msgspec.structs.replace(asked(model=model), tenant=tenant)
+            leases.append(await admission.place(request, POOLS))
+            served.append(tenant + model)
+
+        waiting = [("a", "m"), ("a", "n"), ("a", "o"), ("b", "m"), ("b", "n")]
+        tasks = [asyncio.create_task(wait(*each)) for each in waiting]
+        await asyncio.sleep(0)
+        for _ in range(30):
+            if leases:
+                leases.pop().end(True)
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        assert served == ["am", "bm", "an", "bn", "ao"]
+
+    asyncio.run(run())
+
+
+def test_who_comes_too_late_gets_no_place() -> None:
+    """Also where one is free: it has been asked for again, after something else took its time."""
+
+    async def run() -> None:
+        admission = UpstreamQueue(known("a", places=1), WaitLimits())
+        with pytest.raises(DeadlineExceeded):
+            await admission.place(asked(), POOLS, due=time.monotonic())
+        (await admission.place(asked(), POOLS, due=time.monotonic() + 60)).end(True)
+
+    asyncio.run(run())
+
+
 def test_a_full_line_refuses_the_last() -> None:
     """Which is of the worst priority, and of the sender that has most."""
 
@@ -301,7 +337,7 @@ def test_a_full_line_refuses_the_last() -> None:
 
         async def come(name: str, priority: int) -> list[str]:
             """Who is refused."""
-            request = msgspec.structs.replace(asked(priority=priority), salt=name[0])
+            request = msgspec.structs.replace(asked(priority=priority), tenant=name[0])
             tasks[name] = asyncio.create_task(admission.place(request, POOLS))
             for _ in range(3):
                 await asyncio.sleep(0)
@@ -470,11 +506,26 @@ def test_who_may_serve_a_model_is_asked_after_those_who_say_so() -> None:
     assert list(upstreams.models) == ["m"]
     one = upstreams.get("a")
     assert one is not None
+    for _ in range(20):
+        lease = upstreams.choose(DEFAULT, "m", Ask(1), {"b:1"}).lease
+        assert lease is not None
+        lease.end(False)
+    assert one.breaker.state == "open"
+    assert chosen("m") == "b:1"  # rather than one that fails
     upstreams.down(one, "gone")
     assert chosen("m") == "b:1"
     assert (one.called("m"), one.called("x")) == ("m", "x")
     other = upstreams.get("b:1")
     assert other is not None and other.called("m") == ANY
+
+
+def test_a_model_is_octavos_if_all_who_may_be_asked_are() -> None:
+    """A gateway before this one would take what they can for granted."""
+    upstreams = known("a")
+    about = AboutGateway(upstreams, cast(Door, None))
+    assert about._owner("m") == "octavo"
+    upstreams.up(upstreams.add(Place("http://b:1")), {ANY: ModelFigures()}, own=False)
+    assert about._owner("m") == "upstream"
 
 
 def believed(upstreams: Upstreams, ask: Ask) -> dict[str, int]:

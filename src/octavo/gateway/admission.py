@@ -143,6 +143,8 @@ class UpstreamQueue:
         for its client, and Overloaded at the end.
         """
         self._check_open()
+        if due is not None and time.monotonic() >= due:
+            raise DeadlineExceeded
         waits = key_of_line(asked, pools) in self._lines
         if not waits and (lease := self._look(asked, pools, barred)) is not None:
             return lease

@@ -23,6 +23,7 @@ BESIDE = (b":", b"event:", b"id:", b"retry:")  # lines of an event that are no d
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 FAILED = ("error", "response.failed")  # types of events
 LONGEST = 86_400.0  # seconds that an upstream may want to be left alone, for clients to hear of it
+LATE = b'"deadline_exceeded"'  # in an error: its client had given it so long
 ELSEWHERE = ("engine_error", "engine_failed", "engine_closed", "internal_error", "shutting_down")
 
 
@@ -132,16 +133,16 @@ class _Told(msgspec.Struct):
     error: dict[str, Any] | str | None = None
 
 
-def tells_failure(data: bytes) -> bool:
-    """Whether an event of a stream is an error, as other servers send it before the end that a good
-    stream has. Texts may have the word, too."""
+def failure_in(data: bytes) -> bytes:
+    """The line of a stream's events that is an error, as other servers send it before the end that
+    a good stream has, b"" if none is. Texts may have the word, too."""
     for line in data.splitlines():
         if b'"error"' in line:
             with suppress(*NOT_JSON):
                 told = msgspec.json.decode(line.removeprefix(b"data:"), type=_Told)
                 if told.error or told.type in FAILED:
-                    return True
-    return False
+                    return line
+    return b""
 
 
 def is_final(rest: bytes) -> bool:

@@ -87,14 +87,16 @@ class AboutGateway:
         body = {"status": status, "upstreams": dict(sorted(states.items()))}
         return json_response(encode(body), 200 if ready else 503)
 
+    def _owner(self, model: str) -> str:
+        """Octavo, if all who may be asked for a model are: others know less of what is asked."""
+        own = (up.own for up in self._upstreams if up.state == "up" and up.serves(model))
+        return "octavo" if all(own) else "upstream"
+
     async def models(self, request: Request) -> Response:
         """The models of all upstreams that are up."""
-        owners = {
-            name: "octavo" if up.own else "upstream" for name, up in self._upstreams.models.items()
-        }
         cards = [
-            {"id": name, "object": "model", "created": 0, "owned_by": owners[name]}
-            for name in sorted(owners)
+            {"id": name, "object": "model", "created": 0, "owned_by": self._owner(name)}
+            for name in sorted(self._upstreams.models)
         ]
         return json_response(encode({"object": "list", "data": cards}))
 

@@ -97,8 +97,9 @@ def _number(raw: Raw, otherwise: int | None) -> int | None:
 
 
 class Relayed(msgspec.Struct, frozen=True, dict=True):
-    """A request as it is passed on. path: the route's; target: with what it was asked for. keeper:
-    the only upstream that can answer it, "" for any."""
+    """A request as it is passed on. path: the route's; target: with what it was asked for. salt:
+    keeps what is cached of it apart. keeper: the only upstream that can answer it, "" for any.
+    tenant: whose turn in the line it takes."""
 
     path: str
     target: str
@@ -107,6 +108,7 @@ class Relayed(msgspec.Struct, frozen=True, dict=True):
     salt: str = ""
     session: str = ""
     keeper: str = ""
+    tenant: str = ""
 
     @property
     def stream(self) -> bool:

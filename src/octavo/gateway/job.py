@@ -47,6 +47,7 @@ class RelayJob:
     tail: bytes = b""  # of what was passed on
     chunks: int = 0
     erred: bool = False  # what was passed on is, or has, an error of the upstream
+    late: bool = False  # which is that its client wants it no more
 
     @property
     def body(self) -> bytes:

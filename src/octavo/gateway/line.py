@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import chain, count
 
 from octavo.gateway.body import Relayed
 from octavo.gateway.upstreams import UpstreamLease
@@ -70,13 +70,16 @@ class WaitingLines:
         """Who is behind all others."""
         return max(line[-1] for line in self._lines.values())
 
+    def _all(self) -> Iterator[Waiter]:
+        return chain.from_iterable(self._lines.values())
+
     def join(self, asked: Relayed, pools: Pools, barred: Collection[str]) -> Waiter:
         """Puts a request in its line."""
         line, priority = self._lines.setdefault(key_of_line(asked, pools), []), asked.priority
         of_class = self._classes.setdefault(priority, _Class())
         of_class.waiting += 1
-        same = (w for w in reversed(line) if w.priority == priority and w.asked.salt == asked.salt)
-        before = next((w.round for w in same), -1)
+        same = (w for w in self._all() if w.priority == priority and w.asked.tenant == asked.tenant)
+        before = max((w.round for w in same), default=-1)
         turn = asyncio.get_running_loop().create_future()
         place = priority, max(of_class.round, before + 1), next(self._numbers)
         one = Waiter(*place, asked, pools, barred, turn)

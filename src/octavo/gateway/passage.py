@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from octavo.gateway.answers import (
+    LATE,
     complete,
     end_of_event,
     events,
+    failure_in,
     is_cut,
     is_final,
     streamed,
-    tells_failure,
 )
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.job import RelayJob, count
@@ -44,11 +45,17 @@ class Passage:
             ready = data
             job.chunks += 1
             job.tail = ready or job.tail
-            if b'"error"' in ready and tells_failure(ready):
-                job.erred = True
+            if b'"error"' in ready:
+                self._look_for_failure(ready)
         if ready and self._seen is not None:
             self._seen.feed(ready)
         return ready
+
+    def _look_for_failure(self, data: bytes) -> None:
+        job = self._job
+        if told := failure_in(data):
+            assert job.lease is not None
+            job.erred, job.late = True, job.lease.upstream.own and LATE in told
 
     async def read(self) -> bytes:
         """More of the answer, b"" at its end. Raises UpstreamFailed."""
@@ -79,7 +86,7 @@ class Passage:
         """What is passed on at the end. Raises UpstreamFailed if that is missing. A stream that
         says itself that it failed has failed, and needs no other end."""
         job = self._job
-        job.erred = job.erred or tells_failure(self._held)
+        self._look_for_failure(self._held)
         spent = streamed(job) if job.follower is None else job.follower.spent
         if spent is None and job.follower is None:
             job.tail += self._held  # a last event may be without the line that ends it

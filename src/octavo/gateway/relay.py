@@ -39,6 +39,7 @@ from octavo.server.guard import principal
 from octavo.server.http import EventStream, started, while_connected
 from octavo.server.parsing import NOT_JSON
 from octavo.server.resume import Follower
+from octavo.server.sender import computed_for
 
 Keeper = Callable[[str], Awaitable[Upstream]]  # of a response, by its id
 JSON = "application/json"
@@ -66,7 +67,7 @@ class Relay:
         follows. Raises RequestError, ClientGone."""
         async with self._bodies.whole(request) as body:
             outline = read_outline(body)
-        one, sender = exchange(request.scope), principal(request.scope)
+        one, sender, who = exchange(request.scope), principal(request.scope), computed_for(request)
         model = outline.model or outline.name or self._admission.only_model
         outline.model = model
         sender.check_model(model)
@@ -86,8 +87,8 @@ class Relay:
         target = f"{path}?{query}" if query else path
         session = given.get(SESSION, "")
         name = "" if at is None else at.id
-        asked = Relayed(path, target, body, outline, sender.salt, session, name)
-        passed_on = onward(given, one.id, self.guarded, sender.salt)
+        asked = Relayed(path, target, body, outline, who.salt, session, name, who.tenant)
+        passed_on = onward(given, one.id, self.guarded, who.salt)
         job = RelayJob(asked, passed_on, dealt, Usage(began=one.began), asked.resume())
         one.usage, one.operation = job.usage, asked.operation
         one.at_end.append(job.settle)
@@ -96,7 +97,7 @@ class Relay:
         if key is not None:
             coming, ended = self.cache.coming(key), True
             if coming is not None:
-                ended = await while_connected(request.receive, followed(coming))
+                ended = await while_connected(request.receive, followed(coming, job.due))
             if (kept := self.cache.take(key)) is not None:
                 one.model = outline.model
                 return kept.response()
@@ -297,8 +298,11 @@ class Relay:
         delay = self._backoff.delay(job.tries, random.random(), None if others else wish)
         if delay is None or (error.busy and not self._budget.retry()):
             return False
+        delay = 0.0 if others else delay
+        if job.due is not None and time.monotonic() + delay >= job.due:
+            return False
         job.retries += 1
-        await asyncio.sleep(0 if others else delay)
+        await asyncio.sleep(delay)
         return True
 
     # -- streams ----------------------------------------------------------------------------------
@@ -324,8 +328,8 @@ class Relay:
                         yield ready
                     ready, data = b"", await passage.read()
                 rest = ready + passage.end()
-                lease.end(not job.erred, job.tokens)
-                if job.erred:
+                lease.end(None if job.late else not job.erred, job.tokens)
+                if job.erred and not job.late:
                     one.failed(UpstreamFailed(f"upstream {lease.upstream.id} says that it failed"))
                     self._health.look(lease.upstream)
                 if rest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -58,10 +59,11 @@ def key_of(job: RelayJob) -> bytes | None:
     return blake2b(msgspec.msgpack.encode((about, asked.body)), digest_size=32).digest()
 
 
-async def followed(coming: asyncio.Event) -> bool:
-    """Whether somebody else's request has ended, in time."""
+async def followed(coming: asyncio.Event, due: float | None) -> bool:
+    """Whether somebody else's request has ended, in time. due: after that nobody wants to know."""
+    left = math.inf if due is None else due - time.monotonic()
     with suppress(TimeoutError):
-        async with asyncio.timeout(FOLLOWED):
+        async with asyncio.timeout(min(FOLLOWED, left)):
             return await coming.wait()
     return False
 

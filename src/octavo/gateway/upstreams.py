@@ -233,25 +233,28 @@ class Upstreams:
     def choose(self, pool: str, model: str, ask: Ask, barred: Collection[str] = ()) -> Selection:
         """The upstream of a pool for a request. barred: not these."""
         self._take_over()
-        routers = self._serving(pool, model)
-        for router in routers:
-            if (lease := self._lease(router, ask, barred)) is not None:
-                return Selection(lease)
-        return Selection(None, known=bool(routers))
+        routers, rather_not = self._serving(pool, model), {*barred, *self._broken()}
+        found = self._first(routers, ask, rather_not)
+        if found is None and not any(len(r.fleet.those("full", rather_not)) for r in routers):
+            found = self._first(routers, ask, barred)  # rather one that fails than none
+        return Selection(None if found is None else self._lease(*found, ask), known=bool(routers))
 
     def _serving(self, pool: str, model: str) -> list[Router]:
         """Of those of a pool who say that they serve a model, and of those who may."""
         found = (self._routers.get((pool, name)) for name in (model, ANY))
         return [router for router in found if router is not None]
 
-    def _lease(self, router: Router, ask: Ask, barred: Collection[str]) -> UpstreamLease | None:
-        rather_not = {*barred, *self._broken()}
-        route = router.choose(ask, rather_not)
-        if route is None and not len(router.fleet.those("full", rather_not)):
-            route = router.choose(ask, barred)  # rather one that fails than none
-        if route is None:
-            return None
-        upstream = self._all[route.replica]
+    def _first(
+        self, routers: list[Router], ask: Ask, barred: Collection[str]
+    ) -> tuple[Router, str] | None:
+        """The upstream that the first of the routers chooses which has one, by its id."""
+        for router in routers:
+            if (route := router.choose(ask, barred)) is not None:
+                return router, route.replica
+        return None
+
+    def _lease(self, router: Router, replica: str, ask: Ask) -> UpstreamLease:
+        upstream = self._all[replica]
         upstream.breaker.begin()
         router.images.sent(upstream.id, ask.images)
         lease = UpstreamLease(self, upstream, ask, upstream.cache.begin(router.index, ask))

@@ -22,7 +22,7 @@ MAX_ID = 64
 # Headers of the socket that go for each of its requests.
 FOR_ALL = (
     b"authorization", b"x-api-key", b"x-session-id", b"x-experiment-unit", b"x-slo-ttft-ms",
-    b"x-most-tokens",
+    b"x-most-tokens", b"x-sender",
 )  # fmt: skip
 encode = msgspec.json.Encoder().encode
 
