@@ -12,7 +12,7 @@ import pytest
 from gguf import GGUFReader
 
 from octavo.gateway.body import Relayed, read_outline
-from octavo.gateway.shadow import MOST_TOKENS, greedy
+from octavo.gateway.shadow import SHADOW_TOKENS, greedy
 from tests.api.server import Server, serving
 from tests.waiting import until
 
@@ -124,7 +124,7 @@ def test_what_is_compared() -> None:
     found = asked(chat, model="m", messages=[message], n=3, temperature=1, max_tokens=500, tools=[])
     assert found == {
         "model": "m", "messages": [message], "tools": [], "temperature": 0,
-        "max_tokens": MOST_TOKENS, "return_token_ids": True,
+        "max_tokens": SHADOW_TOKENS, "return_token_ids": True,
     }  # fmt: skip
     assert asked("/v1/completions", model="m", prompt="Hi", max_tokens=5)["max_tokens"] == 5
     parts = [{"role": "user", "content": ["Hi", {"type": "text", "text": "Ho"}]}]

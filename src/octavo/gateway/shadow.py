@@ -24,7 +24,7 @@ from octavo.server.sender import SENDER
 
 LOG = logging.getLogger("octavo.gateway")
 COMPLETIONS = "/v1/completions"
-MOST_TOKENS = 64  # of an answer
+SHADOW_TOKENS = 64  # of an answer
 TOP = 20  # tokens whose log-probabilities are compared
 MOST_AT_ONCE = 2  # answers; others are left out meanwhile
 SECONDS = 60.0  # for each request
@@ -138,7 +138,7 @@ def greedy(asked: Relayed) -> dict[str, Any] | None:
         single = all(isinstance(part, str) or part.get("type") == "text" for part in parts)
     if not single:
         return None
-    most = min(MOST_TOKENS, asked.most_tokens or MOST_TOKENS)
+    most = min(SHADOW_TOKENS, asked.most_tokens or SHADOW_TOKENS)
     kept = {name: value for name, value in body.items() if name not in OWN_CHOICE}
     return kept | {
         "model": asked.outline.model, "temperature": 0, "max_tokens": most,
