@@ -121,3 +121,45 @@ def test_a_stream_that_ends_within_an_event_is_broken(
             assert (end in said) == (said == chunk + end) == whole
 
     asyncio.run(test())
+
+
+INVALID = b'data: {"error":{"message":"no","type":"invalid_request_error","code":null}}\n\n'
+RATED = b'data: {"error":{"message":"later","type":"x","code":429}}\n\n'
+
+
+class FailingFirst:
+    """A server of others whose first stream begins so; the next are sound."""
+
+    def __init__(self, first: bytes) -> None:
+        self._streams = [CHUNK + DONE, first + DONE]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, media = b'{"object":"list","data":[{"id":"m","object":"model"}]}', b"application/json"
+        if scope["method"] == "POST":
+            body, media = self._streams.pop(), b"text/event-stream"
+        headers = [(b"content-type", media)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [(ERROR, True), (b": ping\n\n" + ERROR, True), (b"event: error\n" + ERROR, True), (RATED, True),
+     (b'data: {"error":"it died"}\n\n', True),
+     (ERROR.replace(b"500", b"422"), False), (INVALID, False), (CHUNK + ERROR, False)],
+)  # fmt: skip
+def test_a_stream_that_begins_with_an_error_is_asked_for_again(first: bytes, again: bool) -> None:
+    """Nothing has been passed on, so that its client notices nothing; what is wrong with the
+    request itself would be so anywhere."""
+
+    async def test() -> None:
+        async with (
+            gateway(default=FailingFirst(first)) as at,
+            aiohttp.ClientSession() as session,
+        ):
+            body = {"model": "m", "prompt": "x", "stream": True}
+            async with session.post(f"{at}/v1/completions", json=body) as response:
+                assert response.status == 200
+                assert await response.read() == (CHUNK if again else first) + DONE
+
+    asyncio.run(test())

@@ -111,6 +111,22 @@ def test_octavos_servers_are_told_and_sent_what_the_client_sent(
     assert job.lease is not None and job.told(job.lease.upstream).get(MOST_TOKENS) == told
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "limits", "changed"),
+    [(CHAT, {"messages": MESSAGES, "max_tokens": 1000}, {}, {"max_tokens": 84}),
+     (CHAT, {"messages": MESSAGES, "max_tokens": 84}, {}, {}),
+     (CHAT, {"messages": MESSAGES}, {}, {"max_tokens": 84}),
+     (CHAT, {"messages": MESSAGES, "max_tokens": 1000}, {"tokens_per_minute": 50}, {"max_tokens": 34}),
+     (CHAT, {"messages": MESSAGES, "max_tokens": 1000}, {"tokens_per_minute": LEFT}, {"max_tokens": 84}),
+     (COMPLETIONS, PROMPT, {}, {}), ("/v1/embeddings", {"input": "a" * 62}, {}, {})],
+)  # fmt: skip
+def test_what_a_gateway_before_this_one_says_binds_other_servers_too(
+    path: str, body: dict[str, Any], limits: dict[str, int], changed: dict[str, Any]
+) -> None:
+    given = {"model": "m"} | body
+    assert sent(reserved(path, given, {MOST_TOKENS: "100"}, **limits)) == given | changed
+
+
 def test_simulated_servers_do_as_they_are_told() -> None:
     body = {"prompt": "a" * 62, "max_tokens": 100}
     for within_tokens, tokens in ((None, 100), (200, 100), (50, 33), (2, 1)):

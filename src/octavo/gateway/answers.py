@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from octavo.balance.retry import RETRYABLE
 from octavo.errors import RequestError
 from octavo.gateway.body import RESPONSES, RESUMABLE
 from octavo.gateway.errors import UpstreamFailed
@@ -40,14 +41,16 @@ def events(data: bytes, end: bytes) -> tuple[bytes, bytes]:
     return data[:size], data[size:]
 
 
-def check_stream(answer: Answer, data: bytes) -> None:
-    """Raises UpstreamFailed for a stream that does not begin as one."""
+def check_stream(answer: Answer, data: bytes, own: bool) -> None:
+    """Raises UpstreamFailed for a stream that does not begin as one. own: an Octavo's."""
     if not data:
         answer.cut("ended before it began")
     elif answer.media_type == STREAMS[0] and data[:1] not in b"deri:\n\r":
         answer.cut("sends no event stream")
     elif answer.media_type == STREAMS[1] and data[:1] != b"{":
         answer.cut("sends no lines of JSON")
+    elif _begins_failed(data, own):
+        answer.cut("fails before it says anything")
     answer.check()
 
 
@@ -143,6 +146,22 @@ def failure_in(data: bytes) -> bytes:
                 if told.error or told.type in FAILED:
                     return line
     return b""
+
+
+def _begins_failed(data: bytes, own: bool) -> bool:
+    """Whether the first event of a stream is an error that another upstream might not give: not one
+    of the request, which others number as HTTP does, or call invalid."""
+    line = next((one for one in data.splitlines() if one and not one.startswith(BESIDE)), b"")
+    if not failure_in(line):
+        return False
+    if own:
+        return not is_final(line)
+    error = msgspec.json.decode(line.removeprefix(b"data:"), type=_Told).error
+    said = error if isinstance(error, dict) else {}
+    code = said.get("code")
+    if isinstance(code, int):
+        return code in RETRYABLE or not 400 <= code < 500
+    return not str(said.get("type")).startswith("invalid")
 
 
 def is_final(rest: bytes) -> bool:

@@ -56,9 +56,6 @@ class Outline(msgspec.Struct, dict=True):
     use_beam_search: Raw = Raw()
     beam_width: Raw = Raw()
     resume: Raw = Raw()
-    max_tokens: Raw = Raw()
-    max_completion_tokens: Raw = Raw()
-    max_output_tokens: Raw = Raw()
     previous_response_id: Raw = Raw()
     messages: Raw = Raw()
     prompt: Raw = Raw()
@@ -89,13 +86,6 @@ class Outline(msgspec.Struct, dict=True):
             raise InvalidValue("previous_response_id is a string", "previous_response_id") from None
 
 
-def _number(raw: Raw, otherwise: int | None) -> int | None:
-    try:
-        return msgspec.json.decode(raw, type=int) if bytes(raw) else otherwise
-    except NOT_JSON:
-        return otherwise
-
-
 class Relayed(msgspec.Struct, frozen=True, dict=True):
     """A request as it is passed on. path: the route's; target: with what it was asked for. salt:
     keeps what is cached of it apart. keeper: the only upstream that can answer it, "" for any.
@@ -116,7 +106,10 @@ class Relayed(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def priority(self) -> int:
-        return _number(self.outline.priority, 0) or 0
+        try:
+            return msgspec.json.decode(bytes(self.outline.priority) or b"0", type=int)
+        except NOT_JSON:
+            return 0  # a server says what is wrong with it
 
     @property
     def timeout(self) -> float | None:
@@ -134,13 +127,6 @@ class Relayed(msgspec.Struct, frozen=True, dict=True):
     def operation(self) -> str:
         """As OpenTelemetry's conventions for generative AI call it."""
         return next((name for name, paths in OPERATIONS.items() if self.path in paths), "other")
-
-    @property
-    def most_tokens(self) -> int | None:
-        """Tokens of the answer at most, if it says."""
-        outline = self.outline
-        named = outline.max_completion_tokens or outline.max_output_tokens
-        return _number(named, _number(outline.max_tokens, None))
 
     @cached_property
     def ask(self) -> Ask:

@@ -13,7 +13,7 @@ from octavo.gateway.body import Relayed
 from octavo.gateway.errors import NoUpstream
 from octavo.gateway.events import Finished
 from octavo.gateway.prepared import prepared
-from octavo.gateway.token_limits import TokenLimit, take
+from octavo.gateway.token_limits import TokenLimit, limited, take
 from octavo.gateway.traffic import Dealt
 from octavo.gateway.upstream import Upstream
 from octavo.gateway.upstreams import UpstreamLease
@@ -74,9 +74,7 @@ class RelayJob:
         if upstream.cache.tells and (name := self.asked.prompt_name):
             found[PROMPT_NAME] = name
         if self.limit is not None and upstream.own:
-            given = read_most(self.headers)
-            most = self.limit.total if given is None else min(given, self.limit.total)
-            found[MOST_TOKENS] = str(max(1, most))
+            found[MOST_TOKENS] = str(max(1, self.limit.total))
         return found
 
     def follow(self, own: bool) -> None:
@@ -134,14 +132,18 @@ def count(usage: Usage, spent: Spent) -> None:
 
 
 async def reserve(scope: Scope, job: RelayJob) -> None:
-    """Takes the request, and the tokens it may use, from its sender's account."""
-    if (account := principal(scope).account) is None:
-        return
-    one = exchange(scope)
-    await account.enter()
-    one.at_end.append(account.end)
-    if account.counts_tokens:
-        meter, job.asked, job.limit = await take(account, job.asked)
-    else:
-        meter = await account.take(job.asked.ask.tokens, 0)
-    one.at_end.append(lambda: meter.settle(job.usage.computed))
+    """Takes the request, and the tokens it may use, from its sender's account. Raises RateLimited,
+    InvalidValue."""
+    most = read_most(job.headers)  # of a gateway before this one
+    if (account := principal(scope).account) is not None:
+        one = exchange(scope)
+        await account.enter()
+        one.at_end.append(account.end)
+        if account.counts_tokens:
+            meter, job.asked, job.limit = await take(account, job.asked)
+        else:
+            meter = await account.take(job.asked.ask.tokens, 0)
+        one.at_end.append(lambda: meter.settle(job.usage.computed))
+    if most is not None:
+        total = most if job.limit is None else min(most, job.limit.total)
+        job.limit = limited(job.asked, total)

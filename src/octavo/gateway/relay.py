@@ -253,7 +253,7 @@ class Relay:
         try:
             if answer.status == 200 and answer.media_type in STREAMS:
                 data = await answer.read()
-                check_stream(answer, data)
+                check_stream(answer, data, up.own)
                 lease.first()
                 return answer, data
             return self._whole(job, lease, answer, await answer.whole())

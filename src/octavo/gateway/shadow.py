@@ -16,6 +16,7 @@ from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.body import RESUMABLE, Relayed
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.headers import with_key
+from octavo.gateway.token_limits import most_tokens
 from octavo.gateway.transport import Transport
 from octavo.release.controller import Assigned, Releases
 from octavo.release.divergence import token_kl
@@ -138,7 +139,7 @@ def greedy(asked: Relayed) -> dict[str, Any] | None:
         single = all(isinstance(part, str) or part.get("type") == "text" for part in parts)
     if not single:
         return None
-    most = min(SHADOW_TOKENS, asked.most_tokens or SHADOW_TOKENS)
+    most = min(SHADOW_TOKENS, most_tokens(asked) or SHADOW_TOKENS)
     kept = {name: value for name, value in body.items() if name not in OWN_CHOICE}
     return kept | {
         "model": asked.outline.model, "temperature": 0, "max_tokens": most,

@@ -60,11 +60,29 @@ async def take(account: Account, asked: Relayed) -> tuple[Meter, Relayed, TokenL
         asked = msgspec.structs.replace(asked, body=naming(asked, most))
     if most is None:
         meter = await account.take(prompt, None, account.share(prompt))
-        return meter, asked, TokenLimit(meter.reserved, prompt, choices, True)
-    meter = await account.take(prompt, most * choices)
-    if meter.reserved >= prompt + most * choices:
-        return meter, asked, None
-    return meter, asked, TokenLimit(meter.reserved, prompt, choices, False)
+    else:
+        meter = await account.take(prompt, most * choices)
+    return meter, asked, limited(asked, meter.reserved)
+
+
+def limited(asked: Relayed, total: int) -> TokenLimit | None:
+    """Where a request has to end that may take so many tokens, if it could take more."""
+    if asked.path not in LIMITS:
+        return None
+    fields = msgspec.json.decode(asked.body, type=dict[str, Raw])
+    most, choices = _most(asked.path, fields), _choices(fields)
+    if most is None and asked.path == COMPLETIONS:
+        most = COMPLETION_TOKENS
+    if most is not None and asked.ask.tokens + most * choices <= total:
+        return None
+    return TokenLimit(total, asked.ask.tokens, choices, most is None)
+
+
+def most_tokens(asked: Relayed) -> int | None:
+    """Tokens of each choice that a request names, if it does."""
+    if asked.path not in LIMITS:
+        return None
+    return _most(asked.path, msgspec.json.decode(asked.body, type=dict[str, Raw]))
 
 
 def naming(asked: Relayed, most: int) -> bytes:

@@ -18,6 +18,7 @@ from octavo.gateway.config import Model
 from octavo.gateway.events import Finished
 from octavo.gateway.seen import Seen
 from octavo.gateway.shadow import Shadow
+from octavo.gateway.token_limits import most_tokens
 from octavo.gateway.upstream import Cut
 from octavo.release.controller import Assigned, Releases
 from octavo.release.events import RequestEvent
@@ -196,7 +197,8 @@ class Traffic:
             failed=one.status >= 500 or late or elsewhere,
             refused=400 <= one.status < 500 and not late, ttft=one.ttft if good else None,
             itl=one.itl if good else None, tokens=one.completion_tokens,
-            empty=good and seen.empty and asked.most_tokens != 0, repeating=good and seen.repeating,
+            empty=good and seen.empty and most_tokens(asked) != 0,
+            repeating=good and seen.repeating,
             prompt_tokens=dealt.prompt, cached_tokens=cached, batch=batch,
         )  # fmt: skip
         if assigned is not None and assigned.watched:
