@@ -14,6 +14,7 @@ chunks there are. Peers are started from environments of their own, in which the
 have been installed (`peers/gateways.py`):
 
     python -m venv smg && smg/bin/pip install smg
+    python -m venv litellm && litellm/bin/pip install "litellm[proxy]"
     python benchmarks/gateway.py --peer smg=smg --peer vllm-router=router --peer litellm=litellm
 
 Any other is named with its command, for example --peer "nginx=./start-nginx {port} {upstream}".
@@ -218,7 +219,7 @@ async def load(way: Way, streams: int, requests: int, data: bytes, chunks: int) 
         await asyncio.sleep(place * chunks * PAUSE / streams)  # they do not come together
         for _ in left:
             first, seen = await ask(way.port, data)
-            assert seen == chunks, seen
+            assert seen >= chunks, seen  # LiteLLM says one more
             firsts.append(first)
 
     await asyncio.gather(*(one(i) for i in range(streams)))
@@ -340,7 +341,7 @@ def main() -> None:
             ways.append(Way(name, port, start(words, middle)))
         for way in list(ways):
             try:
-                wait_for(way.port, 40)
+                wait_for(way.port)
             except SystemExit as e:
                 print(f"{way.name} is left out: {e}")
                 way.process.kill()
