@@ -128,6 +128,15 @@ def test_whole_answers_are_tried_elsewhere(gateway: Server, good: Server) -> Non
     assert answers == [text(good, f"w{i}") for i in range(3)]
 
 
+def test_one_that_is_busy_is_left_alone_as_long_as_it_says(gateway: Server, good: Server) -> None:
+    """It is the least loaded of all, as it refuses everything."""
+    fault = faulty.page("503 Busy\r\nretry-after: 20")
+    with faulty.faulty(fault) as bad, behind(gateway, bad.url):
+        answers = [text(gateway, f"b{i}") for i in range(12)]
+        assert bad.posts == 1
+    assert answers == [text(good, f"b{i}") for i in range(12)]
+
+
 def test_one_that_fails_gets_nothing_for_a_while(gateway: Server, good: Server) -> None:
     with faulty.faulty(faulty.resets) as bad, behind(gateway, bad.url) as name:
         for i in range(14):

@@ -20,7 +20,7 @@ def test_failures_in_a_row_open_it_and_one_probe_closes_it() -> None:
     clock = Clock()
     breaker = Breaker(clock, BreakerLimits(consecutive=3, open_seconds=2))
     for _ in range(3):
-        assert breaker.state == "closed" and breaker.begin()
+        assert (breaker.state, breaker.begin(), breaker.available) == ("closed", False, True)
         breaker.failed()
     assert (breaker.state, breaker.begin()) == ("open", False)
     breaker.succeeded()  # a request from before: no probe
@@ -29,8 +29,12 @@ def test_failures_in_a_row_open_it_and_one_probe_closes_it() -> None:
     clock.now = 2
     assert breaker.state == "half-open"
     assert [breaker.begin(), breaker.begin()] == [True, False]
+    breaker.cancelled()  # others end meanwhile, which is no business of the probe's
+    breaker.failed()
     breaker.succeeded()
-    assert (breaker.state, breaker.ratio, breaker.begin()) == ("closed", 0, True)
+    assert (breaker.state, breaker.available) == ("half-open", False)
+    breaker.succeeded(probe=True)
+    assert (breaker.state, breaker.ratio, breaker.available) == ("closed", 0, True)
 
 
 def test_probes_that_fail_come_less_often_up_to_a_limit() -> None:
@@ -42,7 +46,7 @@ def test_probes_that_fail_come_less_often_up_to_a_limit() -> None:
         assert (breaker.state, breaker.begin()) == ("open", False)
         clock.now += 0.01
         assert (breaker.state, breaker.begin()) == ("half-open", True)
-        breaker.failed()
+        breaker.failed(probe=True)
 
 
 def test_a_probe_that_is_cancelled_leaves_room_for_another() -> None:
@@ -51,7 +55,7 @@ def test_a_probe_that_is_cancelled_leaves_room_for_another() -> None:
     breaker.failed()
     clock.now = 1
     assert breaker.begin()
-    breaker.cancelled()
+    breaker.cancelled(probe=True)
     assert breaker.state == "half-open" and breaker.begin()
 
 

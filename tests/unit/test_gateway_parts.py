@@ -507,7 +507,7 @@ def test_who_may_serve_a_model_is_asked_after_those_who_say_so() -> None:
     one = upstreams.get("a")
     assert one is not None
     for _ in range(20):
-        lease = upstreams.choose(DEFAULT, "m", Ask(1), {"b:1"}).lease
+        lease = upstreams.choose(DEFAULT, "m", Ask(1), {"b:1"}, broken=True).lease
         assert lease is not None
         lease.end(False)
     assert one.breaker.state == "open"

@@ -66,39 +66,39 @@ class Breaker:
         return min(limits.most_seconds, limits.open_seconds * 2.0 ** min(self._openings - 1, 32))
 
     def begin(self) -> bool:
-        """A request is about to be sent: whether it may be. The one that may while the breaker is
-        half open is the probe, which must end with a result or `cancelled`."""
-        if not self.available:
-            return False
-        self._probing |= self._opened is not None
-        return True
+        """A request is sent: whether it is the probe, the first while the breaker is half open. How
+        it ends must be told, and that it was the probe."""
+        probe = self._opened is not None and self.available
+        self._probing |= probe
+        return probe
 
-    def succeeded(self) -> None:
-        """The replica has served a request; a breaker that was not closed is."""
+    def succeeded(self, probe: bool = False) -> None:
+        """The replica has served a request; a breaker whose probe it was is closed."""
         if self._opened is not None:
-            if not self._probing:
+            if not probe:
                 return  # of a request from before
             self._failures = self._volume = 0.0
         self._count(0)
         self._row = self._openings = 0
         self._opened, self._probing = None, False
 
-    def failed(self) -> None:
-        """The replica has failed a request."""
+    def failed(self, probe: bool = False) -> None:
+        """The replica has failed a request; a breaker whose probe it was opens for longer."""
         self._count(1)
         self._row += 1
         limits = self._limits
         if self._opened is not None:
-            if self._probing:
+            if probe:
                 self._open()
         elif self._row >= limits.consecutive or (
             self._volume >= limits.volume and self.ratio >= limits.ratio
         ):
             self._open()
 
-    def cancelled(self) -> None:
-        """A request has ended without a result."""
-        self._probing = False
+    def cancelled(self, probe: bool = False) -> None:
+        """A request has ended without a result; the next may be the probe if it was."""
+        if probe:
+            self._probing = False
 
     def _open(self) -> None:
         self._opened, self._probing = self._clock(), False

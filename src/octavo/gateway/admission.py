@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -36,6 +36,7 @@ class UpstreamQueue:
 
     def __init__(self, upstreams: Upstreams, limits: WaitLimits) -> None:
         self._upstreams, self.limits = upstreams, limits
+        self.has: Callable[[str], bool] = upstreams.has  # whether somebody can be in a pool
         self._lines, self._answers = WaitingLines(), AnswerRate()
         self._closed = False
         upstreams.freed = self._freed
@@ -61,7 +62,10 @@ class UpstreamQueue:
         """Upstreams that may take a request now."""
         model = asked.outline.model
         up = [self._upstreams.get(asked.keeper)] if asked.keeper else self._up(pools)
-        return [one for one in up if one is not None and one.state == "up" and one.serves(model)]
+        return [
+            one for one in up if one is not None and one.state == "up" and one.serves(model)
+            and (one.own or not asked.begun)
+        ]  # fmt: skip
 
     def _up(self, pools: Pools) -> list[Upstream]:
         return [up for up in self._upstreams if up.state == "up" and up.place.pool in pools]
@@ -104,26 +108,46 @@ class UpstreamQueue:
         return lease is not None
 
     def _look(self, asked: Relayed, pools: Pools, barred: Collection[str]) -> UpstreamLease | None:
-        """A place in the first of the pools that has one, else at one that is barred; None: all are
-        busy or down. Raises UnknownModel for a model that nobody serves, once it is known, and
-        KeeperGone if the only one that can answer was removed."""
+        """A place in the first of the pools that has one, at one that fails only if nobody else is
+        there, and last at one that is barred; None: all are busy or down. Raises UnknownModel for a
+        model that nobody serves, once it is known, and KeeperGone if the only one that can answer
+        was removed."""
         model, known = asked.outline.model or "", False
-        passes: tuple[Collection[str], ...] = (barred, ()) if barred else ((),)
-        if asked.keeper:
-            if (keeper := self._upstreams.get(asked.keeper)) is None:
-                raise KeeperGone(asked.keeper)
-            passes = ({up.id for up in self._upstreams if up is not keeper},)
-        for kept_out in passes:
+        never = self._never(asked)
+        passes = [({*barred, *never}, False), ({*barred, *never}, True)]
+        if barred:
+            passes.append((never, True))
+        for kept_out, broken in passes:
+            full = False
             for each in pools:
-                found = self._upstreams.choose(each, model, asked.ask, kept_out)
+                found = self._upstreams.choose(each, model, asked.ask, kept_out, broken)
                 if found.lease is not None:
                     return found.lease
                 known |= found.known
-        states = set() if known else {up.state for up in self._upstreams}
+                full |= found.full
+            if full:  # rather wait for who is sound
+                return None
+        if not known:
+            self._check_known(model, pools)
+        return None
+
+    def _never(self, asked: Relayed) -> set[str]:
+        """Upstreams that cannot answer a request, whatever becomes of the others. Raises
+        KeeperGone."""
+        if asked.keeper:
+            if (keeper := self._upstreams.get(asked.keeper)) is None:
+                raise KeeperGone(asked.keeper)
+            return {up.id for up in self._upstreams if up is not keeper}
+        return {up.id for up in self._upstreams if not up.own} if asked.begun else set()
+
+    def _check_known(self, model: str, pools: Pools) -> None:
+        """Raises UnknownModel if all who might serve a model have said what they do."""
+        states = {up.state for up in self._upstreams if up.place.pool in pools}
+        if not states and not any(self.has(pool) for pool in pools):
+            states = {up.state for up in self._upstreams}  # nobody can be in these
         if "up" in states and "starting" not in states:
             names = sorted({name for up in self._up(pools) for name in up.models})
             raise UnknownModel(model, names, pools[0] if model in self._upstreams.models else "")
-        return None
 
     def spare(self, asked: Relayed, pools: Pools, barred: Collection[str]) -> UpstreamLease | None:
         """An upstream of the first pool beside those that are barred, if one is free and nobody

@@ -12,6 +12,7 @@ from octavo.balance.retry import RETRYABLE
 from octavo.errors import RequestError
 from octavo.gateway.body import RESPONSES, RESUMABLE
 from octavo.gateway.errors import UpstreamFailed
+from octavo.gateway.headers import KEYS
 from octavo.gateway.job import RelayJob
 from octavo.gateway.transport import Answer
 from octavo.gateway.upstreams import UpstreamLease
@@ -24,6 +25,7 @@ BESIDE = (b":", b"event:", b"id:", b"retry:")  # lines of an event that are no d
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 FAILED = ("error", "response.failed")  # types of events
 LONGEST = 86_400.0  # seconds that an upstream may want to be left alone, for clients to hear of it
+REST, MOST_REST = 1.0, 30.0  # seconds of an upstream that says that it is busy, and at most
 LATE = b'"deadline_exceeded"'  # in an error: its client had given it so long
 ELSEWHERE = ("engine_error", "engine_failed", "engine_closed", "internal_error", "shutting_down")
 
@@ -54,14 +56,18 @@ def check_stream(answer: Answer, data: bytes, own: bool) -> None:
     answer.check()
 
 
-def refusal(lease: UpstreamLease, response: Response) -> UpstreamFailed:
-    """What an answer that may be tried elsewhere says of an upstream: 5xx that it fails."""
+def refusal(job: RelayJob, lease: UpstreamLease, response: Response) -> UpstreamFailed:
+    """What an answer that may be tried elsewhere says of an upstream: 5xx that it fails, 503 and
+    429 that it is busy, the latter maybe with what its client's own key has sent alone."""
     text = f"upstream {lease.upstream.id} answers {response.status_code}"
     busy = response.status_code not in (500, 502)
     limited = busy and response.status_code != 504
     error = UpstreamFailed(text, "overloaded" if limited else "upstream_failed", busy)
     wish = wanted_wait(response)
     error.retry_after = wish if wish is not None and 0 <= wish <= LONGEST else None
+    its_own = lease.upstream.place.key is None and any(k in job.headers for k in KEYS)
+    if response.status_code == 503 or (response.status_code == 429 and not its_own):
+        error.rest = min(REST if error.retry_after is None else error.retry_after, MOST_REST)
     return error
 
 

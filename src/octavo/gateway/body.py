@@ -89,7 +89,8 @@ class Outline(msgspec.Struct, dict=True):
 class Relayed(msgspec.Struct, frozen=True, dict=True):
     """A request as it is passed on. path: the route's; target: with what it was asked for. salt:
     keeps what is cached of it apart. keeper: the only upstream that can answer it, "" for any.
-    tenant: whose turn in the line it takes."""
+    tenant: whose turn in the line it takes. begun: its client has the beginning of the answer, with
+    which only Octavo's servers can go on."""
 
     path: str
     target: str
@@ -99,6 +100,7 @@ class Relayed(msgspec.Struct, frozen=True, dict=True):
     session: str = ""
     keeper: str = ""
     tenant: str = ""
+    begun: bool = False
 
     @property
     def stream(self) -> bool:

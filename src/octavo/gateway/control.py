@@ -74,7 +74,7 @@ class Control:
         self._started, self._parts = started, parts
         self._members = Members(parts.upstreams, parts.health)
         self.local = self._members.local
-        parts.traffic.known = self._known
+        parts.traffic.known = parts.admission.has = self._known
         self._one = asyncio.Lock()
         self._reloading: asyncio.Task[None] | None = None  # which nobody else refers to
 

@@ -9,9 +9,10 @@ NOT_FOUND = "response_not_found"
 
 class UpstreamFailed(RequestError):
     """An upstream did not answer, or broke off. busy: it may be overloaded, so that asking again
-    may make that worse; else it is gone."""
+    may make that worse; else it is gone. rest: seconds in which it wants no more requests."""
 
     status = 502
+    rest = 0.0
 
     def __init__(self, message: str, code: str = "upstream_failed", busy: bool = False) -> None:
         super().__init__(message, None, code)

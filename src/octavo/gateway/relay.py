@@ -151,7 +151,7 @@ class Relay:
                 found = await self._begun(job, lease)
                 if not isinstance(found, Response) or found.status_code not in RETRYABLE:
                     return found
-                refused, wish, error = found, wanted_wait(found), refusal(lease, found)
+                refused, wish, error = found, wanted_wait(found), refusal(job, lease, found)
             except UpstreamFailed as e:
                 error = e
             except BaseException:
@@ -281,14 +281,15 @@ class Relay:
     ) -> bool:
         """Whether to try again after a failure, once it is time to.
 
-        An upstream that is gone can be left without more load on others than there was; what is
-        busy may not be asked much more often than it is anyhow.
+        An upstream that is gone, or has refused, can be left without more load on others than there
+        was; what is busy may not be asked much more often than it is anyhow.
         """
         if isinstance(error, RolledBack):
             lease.end()
             job.dealt = msgspec.structs.replace(job.dealt, rolled_back=True)
             return True
-        lease.end(None if error.code == "overloaded" else False)
+        refused = error.code == "overloaded"
+        lease.end(None if refused else False, rest=error.rest)
         self._health.look(lease.upstream)
         job.failed.add(lease.upstream.id)
         job.tries += 1
@@ -296,7 +297,8 @@ class Relay:
             u.id not in job.failed for u in self._admission.candidates(job.asked, job.dealt.pools)
         )
         delay = self._backoff.delay(job.tries, random.random(), None if others else wish)
-        if delay is None or (error.busy and not self._budget.retry()):
+        charged = error.busy and not (refused and others)
+        if delay is None or (charged and not self._budget.retry()):
             return False
         delay = 0.0 if others else delay
         if job.due is not None and time.monotonic() + delay >= job.due:
@@ -367,16 +369,15 @@ class Relay:
         """The rest of a stream that broke off, of another upstream. Raises RequestError."""
         assert job.follower is not None
         job.follower = Follower(job.follower.tokens)
+        if job.tokens:  # of weights that only its pool is known to have
+            job.dealt = msgspec.structs.replace(job.dealt, only=lease.upstream.place.pool)
+            job.asked = msgspec.structs.replace(job.asked, begun=True)
         if not await self._again(job, lease, error, None):
             try:
                 raise error
             finally:
                 del error  # it holds this frame
         job.failovers += 1
-        if job.tokens:  # of weights that only its pool is known to have
-            job.dealt = msgspec.structs.replace(job.dealt, only=lease.upstream.place.pool)
-        able = self._admission.candidates(job.asked, job.dealt.pools)
-        job.failed |= {up.id for up in able if not up.own}  # which would begin anew
         found = await self._first(job)
         if isinstance(found, Response):
             raise UpstreamFailed(f"{error}; another answers {found.status_code}")

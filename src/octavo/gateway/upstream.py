@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import TimerHandle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -92,7 +93,8 @@ class Upstream:
     """own: it is Octavo, whose streams can go on elsewhere. running: requests that have their first
     token; waiting: those that have none, with so many tokens of prompts. prompt_token, step:
     seconds, as the gateway has measured them; times, contexts: as it says itself, by model. misses:
-    probes that failed since the last good one. cut: ends the answers that it is giving."""
+    probes that failed since the last good one. rests: models that it has refused as busy, until
+    these timers end. cut: ends the answers that it is giving."""
 
     place: Place
     breaker: Breaker
@@ -108,6 +110,7 @@ class Upstream:
     contexts: Mapping[str, int] = field(default_factory=dict)
     misses: int = 0
     reason: str = ""  # why it is down
+    rests: dict[str, TimerHandle] = field(default_factory=dict)
     cut: set[Cut] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -133,7 +136,7 @@ class Upstream:
         """What routing has to know."""
         told = self.times.get(model, ReplicaTimes())
         state: State = "down" if self.state == "starting" else self.state
-        if state == "up" and self.requests >= places:
+        if state == "up" and (self.requests >= places or model in self.rests):
             state = "full"
         return Replica(
             self.id, state, self.running, self.waiting, self.waiting_tokens, places,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,13 +22,16 @@ MEASURED = 64  # tokens of a prompt that tells how fast prompts are computed
 
 class UpstreamLease:
     """A request at an upstream, from before it is sent until its end; `end` may be called twice.
-    held: of its prompt meanwhile."""
+    model: as its upstream has it; held: of its prompt meanwhile."""
 
     def __init__(
-        self, upstreams: Upstreams, upstream: Upstream, ask: Ask, held: HeldBlocks | None
-    ) -> None:
+        self, upstreams: Upstreams, upstream: Upstream, model: str, ask: Ask,
+        held: HeldBlocks | None,
+    ) -> None:  # fmt: skip
         self.upstream = upstream
-        self._upstreams, self._tokens, self._held = upstreams, ask.tokens, held
+        self._upstreams, self._model = upstreams, model
+        self._tokens, self._held = ask.tokens, held
+        self._probe = upstream.breaker.begin()
         self._alone = not upstream.waiting  # no other prompt is before it
         self._began = time.monotonic()
         self._first: float | None = None
@@ -36,8 +40,11 @@ class UpstreamLease:
         upstream.waiting_tokens += ask.tokens
 
     def first(self) -> None:
-        """Its first token has come."""
+        """Its first token has come, so that the upstream serves again, however long it takes."""
         up, self._first = self.upstream, time.monotonic()
+        if self._probe:
+            up.breaker.succeeded(self._probe)
+            self._probe = False
         if self._alone and self._tokens >= MEASURED:
             up.measured_prompt(self._tokens, self._first - self._began)
         up.waiting -= 1
@@ -45,9 +52,9 @@ class UpstreamLease:
         up.running += 1
         self._upstreams.changed(up)
 
-    def end(self, good: bool | None = None, tokens: int = 0) -> None:
+    def end(self, good: bool | None = None, tokens: int = 0, rest: float = 0.0) -> None:
         """It has ended: well, badly (False), or without a result (None), as where a client left.
-        tokens: that it gave."""
+        tokens: that it gave. rest: seconds in which its upstream wants no more of the model."""
         if not self._open:
             return
         self._open = False
@@ -60,13 +67,15 @@ class UpstreamLease:
             up.running -= 1
             if tokens > 1:
                 up.measured_step((time.monotonic() - self._first) / (tokens - 1))
+        if rest:
+            self._upstreams.rest(up, self._model, rest)
         if good is None:
-            up.breaker.cancelled()
+            up.breaker.cancelled(self._probe)
         elif good:
-            up.breaker.succeeded()
+            up.breaker.succeeded(self._probe)
         else:
             before = up.breaker.state
-            up.breaker.failed()
+            up.breaker.failed(self._probe)
             if up.breaker.state == "open" != before:
                 LOG.warning("upstream %s fails; it gets nothing for a while", up.id)
         self._upstreams.changed(up)
@@ -75,10 +84,12 @@ class UpstreamLease:
 
 @dataclass(frozen=True)
 class Selection:
-    """What became of looking for an upstream. known: somebody serves the model."""
+    """What became of looking for an upstream. known: somebody serves the model. full: somebody
+    would take the request, but has as many as it may."""
 
     lease: UpstreamLease | None
     known: bool = True
+    full: bool = False
 
 
 class Upstreams:
@@ -156,6 +167,19 @@ class Upstreams:
         upstream.state = "draining"
         self.changed(upstream)
 
+    def rest(self, upstream: Upstream, model: str, seconds: float) -> None:
+        """An upstream is as good as full for a while: it has said that it is busy with a model."""
+        if (before := upstream.rests.pop(model, None)) is not None:
+            before.cancel()
+        loop = asyncio.get_running_loop()
+        upstream.rests[model] = loop.call_later(seconds, self._rested, upstream, model)
+        self.changed(upstream)
+
+    def _rested(self, upstream: Upstream, model: str) -> None:
+        del upstream.rests[model]
+        self.changed(upstream)
+        self.freed()
+
     def up(self, upstream: Upstream, figures: Mapping[str, ModelFigures], own: bool) -> None:
         """A probe was answered: the upstream serves these models. After it was down it has nothing
         cached."""
@@ -230,14 +254,18 @@ class Upstreams:
         found.pop(ANY, None)
         return found
 
-    def choose(self, pool: str, model: str, ask: Ask, barred: Collection[str] = ()) -> Selection:
-        """The upstream of a pool for a request. barred: not these."""
+    def choose(
+        self, pool: str, model: str, ask: Ask, barred: Collection[str] = (), broken: bool = False
+    ) -> Selection:
+        """The upstream of a pool for a request. barred: not these. broken: one whose breaker is
+        open will do."""
         self._take_over()
-        routers, rather_not = self._serving(pool, model), {*barred, *self._broken()}
-        found = self._first(routers, ask, rather_not)
-        if found is None and not any(len(r.fleet.those("full", rather_not)) for r in routers):
-            found = self._first(routers, ask, barred)  # rather one that fails than none
-        return Selection(None if found is None else self._lease(*found, ask), known=bool(routers))
+        routers = self._serving(pool, model)
+        kept_out = barred if broken else {*barred, *self._broken()}
+        if (found := self._first(routers, ask, kept_out)) is not None:
+            return Selection(self._lease(*found, model, ask))
+        full = any(len(r.fleet.those("full", kept_out)) for r in routers)
+        return Selection(None, known=bool(routers), full=full)
 
     def _serving(self, pool: str, model: str) -> list[Router]:
         """Of those of a pool who say that they serve a model, and of those who may."""
@@ -253,11 +281,11 @@ class Upstreams:
                 return router, route.replica
         return None
 
-    def _lease(self, router: Router, replica: str, ask: Ask) -> UpstreamLease:
+    def _lease(self, router: Router, replica: str, model: str, ask: Ask) -> UpstreamLease:
         upstream = self._all[replica]
-        upstream.breaker.begin()
         router.images.sent(upstream.id, ask.images)
-        lease = UpstreamLease(self, upstream, ask, upstream.cache.begin(router.index, ask))
+        held = upstream.cache.begin(router.index, ask)
+        lease = UpstreamLease(self, upstream, upstream.called(model), ask, held)
         self.changed(upstream)
         return lease
 
