@@ -61,6 +61,23 @@ def test_who_has_failed_a_request_gets_it_again_only_if_nobody_else_is_there() -
     asyncio.run(test())
 
 
+def test_who_waits_for_others_than_one_is_in_nobodys_way() -> None:
+    async def test() -> None:
+        upstreams = known("a", "b", places=1)
+        queue = queue_of(upstreams, seconds=30)
+        a, b = taken(upstreams), taken(upstreams)
+        first = asyncio.create_task(queue.place(asked(), POOLS, {a.upstream.id}))
+        second = asyncio.create_task(queue.place(asked(), POOLS))
+        await asyncio.sleep(0)
+        a.end()
+        assert (await second).upstream is a.upstream
+        assert not first.done()
+        b.end()
+        assert (await first).upstream is b.upstream
+
+    asyncio.run(test())
+
+
 def test_a_sound_upstream_of_a_later_pool_comes_before_one_that_fails() -> None:
     async def test() -> None:
         upstreams = known("a", places=1)

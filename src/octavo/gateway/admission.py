@@ -47,7 +47,7 @@ class UpstreamQueue:
 
     def waits_for(self, pool: str) -> bool:
         """Whether a request waits that is to go to a pool."""
-        return any(pools[0] == pool for pools, _, _ in self._lines)
+        return any(pools[0] == pool for pools, *_ in self._lines)
 
     @property
     def only_model(self) -> str:
@@ -99,7 +99,8 @@ class UpstreamQueue:
         """Whether a request has had its turn: it has a place, or never will."""
         try:
             self._check_open()
-            lease = self._look(one.asked, one.pools, one.barred)
+            pools, barred, *_ = one.key
+            lease = self._look(one.asked, pools, barred)
         except RequestError as e:
             one.turn.set_exception(e.with_traceback(None))  # which would hold this frame
             return True
@@ -169,7 +170,7 @@ class UpstreamQueue:
         self._check_open()
         if due is not None and time.monotonic() >= due:
             raise DeadlineExceeded
-        waits = key_of_line(asked, pools) in self._lines
+        waits = key_of_line(asked, pools, barred) in self._lines
         if not waits and (lease := self._look(asked, pools, barred)) is not None:
             return lease
         one = self._lines.join(asked, pools, barred)

@@ -13,12 +13,12 @@ from octavo.gateway.body import Relayed
 from octavo.gateway.upstreams import UpstreamLease
 
 Pools = tuple[str, ...]
-LineKey = tuple[Pools, str, str]  # pools, model and keeper
+LineKey = tuple[Pools, frozenset[str], str, str, bool]
 
 
-def key_of_line(asked: Relayed, pools: Pools) -> LineKey:
-    """Who waits for one pool, or one upstream, is in no other's way."""
-    return pools, asked.outline.model or "", asked.keeper
+def key_of_line(asked: Relayed, pools: Pools, barred: Collection[str]) -> LineKey:
+    """Equal for requests that wait for the same upstreams: others are in no one's way."""
+    return pools, frozenset(barred), asked.outline.model or "", asked.keeper, asked.begun
 
 
 @dataclass(order=True)
@@ -28,14 +28,9 @@ class Waiter:
     priority: int
     round: int
     number: int
+    key: LineKey = field(compare=False)
     asked: Relayed = field(compare=False)
-    pools: Pools = field(compare=False)
-    barred: Collection[str] = field(compare=False)
     turn: asyncio.Future[UpstreamLease] = field(compare=False)
-
-    @property
-    def key(self) -> LineKey:
-        return key_of_line(self.asked, self.pools)
 
 
 @dataclass
@@ -75,14 +70,15 @@ class WaitingLines:
 
     def join(self, asked: Relayed, pools: Pools, barred: Collection[str]) -> Waiter:
         """Puts a request in its line."""
-        line, priority = self._lines.setdefault(key_of_line(asked, pools), []), asked.priority
+        key, priority = key_of_line(asked, pools, barred), asked.priority
+        line = self._lines.setdefault(key, [])
         of_class = self._classes.setdefault(priority, _Class())
         of_class.waiting += 1
         same = (w for w in self._all() if w.priority == priority and w.asked.tenant == asked.tenant)
         before = max((w.round for w in same), default=-1)
         turn = asyncio.get_running_loop().create_future()
         place = priority, max(of_class.round, before + 1), next(self._numbers)
-        one = Waiter(*place, asked, pools, barred, turn)
+        one = Waiter(*place, key, asked, turn)
         insort(line, one)
         return one
 
