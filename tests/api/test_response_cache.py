@@ -144,6 +144,8 @@ def test_bytes_are_bounded_and_the_latest_stay() -> None:
 @pytest.mark.parametrize(
     ("body", "kept"),
     [(b'{"temperature":0}', True), (b'{"temperature":0.00}', True), (b'{"seed":0}', True),
+     (b'{"seed":-1}', False), (b'{"seed":4294967295}', False), (b'{"seed":1.5}', False),
+     (b'{"temperature":0,"seed":-1}', True), (b'{"seed":9007199254740993}', True),
      (b'{"temperature":null,"seed":null}', False), (b'{"temperature":"0"}', False), (b"{}", False)],
 )  # fmt: skip
 def test_which_requests_are_deterministic(body: bytes, kept: bool) -> None:

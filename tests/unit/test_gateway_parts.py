@@ -84,7 +84,8 @@ def test_what_is_no_place(text: str, instead: str) -> None:
     ("fields", "resumable"),
     [({}, True), ({"n": 1}, True), ({"n": 2}, False), ({"echo": True}, False),
      ({"best_of": 3}, False), ({"prompt": ["a", "b"]}, False), ({"stream": False}, False),
-     ({"beam_width": 2}, False), ({"resume": {}}, False)],
+     ({"beam_width": 2}, False), ({"resume": {}}, False), ({"resume": None}, False),
+     ({"n": None, "echo": False}, True)],
 )  # fmt: skip
 def test_which_streams_can_go_on(fields: dict[str, object], resumable: bool) -> None:
     assert (asked(**fields).resume() is not None) == resumable

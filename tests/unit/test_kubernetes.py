@@ -17,6 +17,7 @@ import trustme
 from aiohttp import web
 
 from octavo.errors import UsageError
+from octavo.gateway import kubernetes
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.discovery import Service, parse_service
 from octavo.gateway.kubernetes import Cluster, EndpointSlices, cluster_of
@@ -191,6 +192,33 @@ def test_a_watch_goes_on_where_it_was() -> None:
             await asyncio.gather(task, return_exceptions=True)
 
     in_loop(test)
+
+
+def test_every_outage_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if nothing has changed in between; and the first pause after each is short."""
+    monkeypatch.setattr(kubernetes, "PAUSES", (0.01, 30.0))
+
+    async def test(one: Following) -> None:
+        task = asyncio.create_task(one.source.follow(one.taken.put_nowait))
+        try:
+            for _ in range(3):  # lists, before watches that fail, fail, and come to an end
+                await one.hosts()
+                one.api.watches.put_nowait(500)
+                await one.hosts()
+                one.api.watches.put_nowait(500)
+                await one.hosts()
+                one.watch().put_nowait(None)
+                one.api.watches.put_nowait(500)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    in_loop(test)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    name = "k8s://llm/engines: the API server answers 500; the upstreams stay as they are"
+    assert said == [name] * 3
 
 
 def test_an_api_server_of_the_clusters_authority_gets_the_token_as_it_is(tmp_path: Path) -> None:

@@ -147,11 +147,12 @@ class Relayed(msgspec.Struct, frozen=True, dict=True):
         outline = self.outline
         single = bytes(outline.n) in (b"", b"1", b"null") and not any(
             bytes(raw) not in (b"", b"null", b"false")
-            for raw in (outline.best_of, outline.echo, outline.use_beam_search,
-                        outline.beam_width, outline.resume)
-        )  # fmt: skip
+            for raw in (outline.best_of, outline.echo, outline.use_beam_search, outline.beam_width)
+        )
         if not self.stream or not single or self.path not in RESUMABLE:
             return None
+        if bytes(outline.resume):
+            return None  # even null would count in place of the gateway's own, which comes first
         if self.path == "/v1/completions" and bytes(outline.prompt)[:1] != b'"':
             return None  # several prompts, or token ids, of which there may be lists
         name = RESUMABLE[self.path] + secrets.token_hex(12)

@@ -137,9 +137,10 @@ class EndpointSlices:
                         async with asyncio.timeout(WAIT):
                             await self._list(session)
                         take(self._places())
-                    async for _ in self._watch(session):
+                    async for changed in self._watch(session):
                         said, pause = "", PAUSES[0]
-                        take(self._places())
+                        if changed:
+                            take(self._places())
                 await asyncio.sleep(AGAIN)
             except _Outdated:
                 self._version = ""
@@ -177,8 +178,9 @@ class EndpointSlices:
         self._slices = {one.metadata.name: one for one in found.items or []}
         self._version = found.metadata.resource_version
 
-    async def _watch(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
-        """Waits for slices that change. Raises _Outdated."""
+    async def _watch(self, session: aiohttp.ClientSession) -> AsyncIterator[bool]:
+        """Waits until it is answered, and then for slices that change, which are True. Raises
+        _Outdated."""
         query = self._query(
             watch="true", resourceVersion=self._version, allowWatchBookmarks="true",
             timeoutSeconds=str(WATCH),
@@ -187,6 +189,7 @@ class EndpointSlices:
             if response.status == 410:
                 raise _Outdated
             self._check(response)
+            yield False
             while line := await response.content.readline():
                 event = msgspec.json.decode(line, type=_Event)
                 if event.type == "ERROR":
@@ -200,7 +203,7 @@ class EndpointSlices:
                 elif event.type != "BOOKMARK":
                     self._slices[meta.name] = event.object
                 if event.type != "BOOKMARK":
-                    yield
+                    yield True
 
     def _places(self) -> list[Place]:
         """Each ready endpoint once, which several slices may have: of a pod with addresses of both

@@ -25,6 +25,7 @@ HEADER = "x-cache"
 WHOLE = ("content-type", "x-replica")  # headers that are kept
 SECONDS = 3600.0  # that an answer is kept: a server may have got other weights under the same name
 FOLLOWED = 5.0  # that another's request is waited for, whose client may be slow to read
+NO_SEED = (1 << 32) - 1  # of llama.cpp: draw one
 OVERHEAD = 512  # bytes, about, of an answer without its body
 END = b"data: [DONE]\n\n"
 STREAMED = ("/v1/chat/completions", "/v1/completions")  # whose streams say that they are complete
@@ -36,11 +37,12 @@ class _Sampling(msgspec.Struct):
 
 
 def deterministic(body: bytes) -> bool:
-    """Whether a request wants the likeliest tokens, or names a seed."""
+    """Whether a request wants the likeliest tokens, or names a seed. Some servers take -1, or all
+    of its 32 bits, for none."""
     try:
         said = msgspec.json.decode(body, type=_Sampling)
         zero = bytes(said.temperature) not in (b"", b"null") and float(bytes(said.temperature)) == 0
-        return zero or bytes(said.seed) not in (b"", b"null")
+        return zero or 0 <= msgspec.json.decode(bytes(said.seed) or b"-1", type=int) != NO_SEED
     except (*NOT_JSON, ValueError):
         return False
 
