@@ -314,6 +314,20 @@ def test_sessions_stay_while_their_replica_does() -> None:
     assert chosen(router, talk) == "b"
 
 
+def test_sessions_come_back_to_a_replica_that_had_no_place_for_one_request() -> None:
+    router = router_of("round-robin", [Replica("a"), Replica("b"), Replica("c")])
+    talk = Ask(session="s")
+    assert chosen(router, talk) == "a"
+    router.fleet.put(Replica("a", "full"))
+    assert chosen(router, talk) == "b"
+    router.fleet.put(Replica("a"))
+    assert [chosen(router, talk), chosen(router, talk, ("a",)), chosen(router, talk)] == ["a", "c", "a"]  # fmt: skip
+    router.fleet.put(Replica("a", "down"))
+    assert chosen(router, talk) == "b"
+    router.fleet.put(Replica("a"))
+    assert chosen(router, talk) == "b"
+
+
 def test_sessions_are_forgotten_in_time_and_bounded() -> None:
     clock = Clock()
     sessions = Sessions(clock, limit=2, ttl=10)

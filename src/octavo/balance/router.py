@@ -94,17 +94,19 @@ class Router:
         self.sessions = Sessions(clock)
 
     def choose(self, ask: Ask, barred: Collection[str] = ()) -> RoutingDecision | None:
-        """The replica for a request, of those that are up and not barred; None: there is none."""
+        """The replica for a request, of those that are up and not barred; None: there is none. A
+        session comes back to its own if that only has no place now, or is not for this request."""
         match = self._match(ask)
-        name, why = self.sessions.get(ask.session) if ask.session else "", "session"
-        if name not in self.fleet or self.fleet[name].state != "up" or name in barred:
+        home = name = self.sessions.get(ask.session) if ask.session else ""
+        state, why = self.fleet[home].state if home in self.fleet else "down", "session"
+        if state != "up" or home in barred:
             able = self.fleet.those("up", barred)
             if not len(able):
                 return None
             position = self._policy.choose(self.fleet, ask, match, able)
             name, why = self.fleet.ids[position], self._name
         if ask.session:
-            self.sessions.put(ask.session, name)
+            self.sessions.put(ask.session, home if state in ("up", "full") else name)
         return RoutingDecision(name, why, self._cost(self.fleet[name], ask, match))
 
     def _match(self, ask: Ask) -> ReplicaMatch:
