@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -123,6 +124,48 @@ def test_nobody_waits_long_for_the_request_of_another(gateway: Server, good: Ser
         assert b"data: [DONE]" not in leader.result()[1]
     at_rest(gateway)
     assert gateway.post("/v1/upstreams", {"upstream": good.url}, ADMIN)[0] == 200
+
+
+def test_nothing_is_kept_over_a_change_of_the_pools(folder: Path) -> None:
+    """Not even what was on its way, and not if the first upstream comes back."""
+
+    def answering(text: str) -> faulty.Behaviour:
+        def answer(connection: socket.socket, one: faulty.Faulty) -> None:
+            if b"slow" in one.own.asked:
+                go_on.wait(10)
+            connection.sendall(faulty.SSE + faulty.chunk(text) + b"data: [DONE]\n\n")
+
+        return answer
+
+    def put(one: faulty.Faulty, **more: Any) -> None:
+        config = {"pools": {"default": {"upstreams": [one.url]}}, "probe_interval": 0.1, "response_cache": 10**6}  # fmt: skip
+        assert gateway.post("/v1/gateway/config", config | more, ADMIN)[0] == 200
+        up = one.url.partition("://")[2]
+        until(lambda: upstreams(gateway).get(up, {}).get("state") == "up")
+
+    def asked(prompt: str = "pools") -> tuple[bool, bool]:
+        hit, body = ask(gateway, prompt=prompt, temperature=0, stream=True)
+        return hit == "hit", b"old" in body
+
+    go_on = threading.Event()
+    with (
+        faulty.faulty(answering("old")) as old, faulty.faulty(answering("new")) as new,
+        serving("--upstream", old.url, log=folder / "pools.log", does="gateway") as gateway,
+        ThreadPoolExecutor(1) as pool,
+    ):  # fmt: skip
+        put(old)
+        assert [asked(), asked()] == [(False, True), (True, True)]
+        put(old, max_queue=9)
+        assert asked() == (True, True)
+        late = pool.submit(asked, "slow")
+        until(lambda: old.posts == 2)
+        put(new)
+        assert asked() == (False, False)
+        go_on.set()
+        assert late.result() == (False, True)
+        assert [asked("slow"), asked("slow")] == [(False, False), (True, False)]
+        put(old)
+        assert asked() == (False, True)
 
 
 def test_bytes_are_bounded_and_the_latest_stay() -> None:

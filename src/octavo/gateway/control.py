@@ -124,6 +124,8 @@ class Control:
         parts.admin.keys, parts.relay.hedges.wait = keys, config.hedge
         parts.relay.cache.limit = config.response_cache
         parts.upstreams.configure(config.routing, config.max_inflight)
+        if config.pools != self.config.pools:
+            parts.relay.cache.renew()
         self._members.swap(found)
         self.config = config
         if who != "start":

@@ -93,7 +93,7 @@ class Relay:
         one.usage, one.operation = job.usage, asked.operation
         one.at_end.append(job.settle)
         await reserve(request.scope, job)
-        key = key_of(job) if self.cache.limit else None
+        key = key_of(job, self.cache.generation) if self.cache.limit else None
         if key is not None:
             coming, ended = self.cache.coming(key), True
             if coming is not None:

@@ -47,9 +47,10 @@ def deterministic(body: bytes) -> bool:
         return False
 
 
-def key_of(job: RelayJob) -> bytes | None:
+def key_of(job: RelayJob, generation: int = 0) -> bytes | None:
     """Equal for requests with equal answers; None for what is not kept: what may be answered in
-    other words or be cut, and requests that a release or an experiment learns from."""
+    other words or be cut, and requests that a release or an experiment learns from. generation: of
+    the upstreams that are in its pools."""
     asked = job.asked
     if job.dealt.seen is not None or not deterministic(asked.body) or not _complete(asked):
         return None
@@ -57,7 +58,8 @@ def key_of(job: RelayJob) -> bytes | None:
         return None
     who = sorted((k, v) for k, v in job.headers.items() if k not in NOT_ASKED)
     dealt = job.dealt
-    about = (asked.salt, who, asked.target, asked.outline.model, dealt.version, dealt.pools)
+    where = (generation, dealt.version, dealt.pools)
+    about = (where, asked.salt, who, asked.target, asked.outline.model)
     return blake2b(msgspec.msgpack.encode((about, asked.body)), digest_size=32).digest()
 
 
@@ -90,13 +92,21 @@ class CachedAnswer:
 
 
 class ResponseCache:
-    """limit: bytes of all answers; 0: none is kept. Those that were not used the longest go."""
+    """limit: bytes of all answers; 0: none is kept. Those that were not used the longest go.
+    generation: a part of keys, so that what is on its way when it changes is not kept for others.
+    """
 
     def __init__(self, limit: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._clock = limit, clock
         self._kept: OrderedDict[bytes, CachedAnswer] = OrderedDict()
         self._coming: dict[bytes, asyncio.Event] = {}
-        self.size = self.hits = self.misses = 0
+        self.size = self.hits = self.misses = self.generation = 0
+
+    def renew(self) -> None:
+        """Others answer from now on."""
+        self.generation += 1
+        self._kept.clear()
+        self.size = 0
 
     @property
     def limit(self) -> int:
