@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
@@ -13,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.balance.breaker import Breaker
 from octavo.balance.chain import text_chain
 from octavo.balance.cost import Ask
+from octavo.engine.request import MIN_TIMEOUT
 from octavo.errors import DeadlineExceeded, InvalidValue, Overloaded, UsageError
 from octavo.experiments.controller import Experiments
 from octavo.gateway.admission import UpstreamQueue, WaitLimits
@@ -37,11 +40,20 @@ from octavo.gateway.job import RelayJob
 from octavo.gateway.seen import Seen
 from octavo.gateway.shadow import Shadow
 from octavo.gateway.traffic import Dealt, Traffic
-from octavo.gateway.upstream import ANY, DEFAULT, FALLBACK, ModelFigures, Place, parse_place
+from octavo.gateway.upstream import (
+    ANY,
+    DEFAULT,
+    FALLBACK,
+    ModelFigures,
+    Place,
+    Upstream,
+    parse_place,
+)
 from octavo.gateway.upstreams import Upstreams
 from octavo.generate.reply import Usage
 from octavo.release.controller import Assigned, Releases
 from octavo.release.events import RequestEvent
+from octavo.server.dialects.openai.schemas import CompletionBody
 from octavo.simulate.engine import SimulatedEngine, SimulatedRequest, Speed
 
 POOLS = (DEFAULT, FALLBACK)
@@ -468,6 +480,22 @@ def test_nobody_waits_longer_than_its_client() -> None:
             await admission.place(job.asked, POOLS, (), job.due)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_octavos_servers_are_sent_what_is_left_of_a_timeout(own: bool, stream: bool) -> None:
+    """Which counts in place of the client's own; others get the body as it is."""
+    relayed = asked(prompt="}", timeout=20, stream=stream)
+    job = RelayJob(relayed, {}, Dealt("m", Model()), Usage(), relayed.resume())
+    upstream = Upstream(Place("http://a"), Breaker(time.monotonic), own=own)
+    job.lease = SimpleNamespace(upstream=upstream)  # type: ignore[assignment]
+    for passed, left in (0, 20), (3, 17), (100, MIN_TIMEOUT):  # as at the next server
+        job.usage.began = time.monotonic() - passed
+        found = msgspec.json.decode(job.body, type=CompletionBody)
+        assert (found.prompt, found.stream) == ("}", stream)
+        assert (found.resume is not None) == (own and stream)
+        assert found.timeout == pytest.approx(left if own else 20, abs=0.5)
 
 
 def test_pools_fall_back() -> None:

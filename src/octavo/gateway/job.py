@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import msgspec
@@ -9,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from octavo.balance.retry import RETRYABLE
+from octavo.engine.request import MIN_TIMEOUT
 from octavo.gateway.body import Relayed
 from octavo.gateway.errors import NoUpstream
 from octavo.gateway.events import Finished
@@ -57,10 +59,15 @@ class RelayJob:
         if self.limit is not None and not upstream.own:
             context = upstream.contexts.get(self.asked.outline.model or "", 0)
             return self.limit.body(self.asked, context)
-        if self.resume is None or not upstream.own:
+        if not upstream.own:
             return self.asked.body
+        due, body = self.due, self.asked.body
+        if due is not None:
+            body = lasting(body, due)
+        if self.resume is None:
+            return body
         tokens = [] if self.follower is None else self.follower.tokens
-        return asking(self.asked.body, msgspec.structs.replace(self.resume, tokens=tokens))
+        return asking(body, msgspec.structs.replace(self.resume, tokens=tokens))
 
     @property
     def due(self) -> float | None:
@@ -124,6 +131,13 @@ class RelayJob:
     @property
     def tokens(self) -> int:
         return self.chunks if self.follower is None else len(self.follower.tokens)
+
+
+def lasting(body: bytes, due: float) -> bytes:
+    """A body, an object of JSON with a `timeout`, with what is left of that now: what comes last
+    counts. A server takes it from when it is asked."""
+    left = max(MIN_TIMEOUT, round(due - time.monotonic(), 3))
+    return b'%b,"timeout":%.3f}' % (memoryview(body)[: body.rindex(b"}")], left)
 
 
 def count(usage: Usage, spent: Spent) -> None:
