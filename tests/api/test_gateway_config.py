@@ -109,6 +109,38 @@ def test_upstreams_change_while_streams_run_and_none_is_lost(
     assert config["max_inflight"] == 256 and list(config["pools"]) == ["default"]
 
 
+def test_what_an_admin_has_removed_is_back_once_the_file_is_read_again(
+    gateway: Server, slow: Server
+) -> None:
+    assert gateway.post("/v1/upstreams/remove", {"upstream": name(slow)}, ADMIN)[0] == 200
+    assert upstreams(gateway) == {}
+    done = gateway.post("/v1/gateway/config/reload", {}, ADMIN)[1]
+    assert done["applied"] and done["changes"] == []
+    until(lambda: upstreams(gateway)[name(slow)]["state"] == "up")
+    assert text(gateway, "x") == text(slow, "x")
+
+
+def test_names_of_one_address_are_upstreams_of_their_pools(
+    gateway: Server, tmp_path: Path, slow: Server
+) -> None:
+    port = slow.url.rpartition(":")[2]
+    dns = {"default": {"dns": [f"http://localhost:{port}"]}, "next": {"dns": [slow.url]}}
+    configured(tmp_path / "gateway.yaml", pools=dns)
+    assert gateway.post("/v1/gateway/config/reload", {}, ADMIN)[0] == 200
+    pools = {f"localhost:{port}@127.0.0.1:{port}": "default", f"127.0.0.1:{port}": "next"}
+
+    def both() -> bool:
+        found = {n: up["pool"] for n, up in upstreams(gateway).items() if up["state"] == "up"}
+        return found == pools
+
+    until(both)
+    assert text(gateway, "x") == text(slow, "x")
+    named = next(iter(pools))
+    assert gateway.metric("octavo_upstream_requests_total", replica=named) == 1
+    assert gateway.post("/v1/upstreams/drain", {"upstream": named}, ADMIN)[0] == 200
+    assert upstreams(gateway)[named]["state"] == "draining"
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_inflight": 0}, "max_inflight: Expected `int` >= 1"),
     ({"server": {"port": 1}}, "server.port is only read at the start"),

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from octavo.experiments.store import ExperimentStore
 from octavo.gateway import hedge
 from octavo.gateway.admission import UpstreamQueue, WaitLimits
 from octavo.gateway.body import Relayed, read_outline
-from octavo.gateway.config import LocalModel, Model
+from octavo.gateway.config import GatewayConfig, LocalModel, Model, UpstreamPool
 from octavo.gateway.connection import MOST_HELD
 from octavo.gateway.errors import Exhausted, UpstreamFailed
 from octavo.gateway.health import Health, HealthCheck
@@ -141,6 +142,41 @@ def test_upstreams_say_how_large_and_how_fast_they_are() -> None:
             await transport.close()
 
     uvloop.run(run())
+
+
+def test_what_an_admin_has_removed_is_back_with_the_next_configuration_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not at the next look of a source. Who is in two pools is in the first, which is said once."""
+    file = tmp_path / "more"
+    file.write_text("http://127.0.0.1:1\nhttp://127.0.0.1:2\n")
+    named = UpstreamPool(upstreams=("http://127.0.0.1:1",))
+    config = GatewayConfig(pools={"default": named, "next": UpstreamPool(file=str(file))})
+
+    async def run() -> None:
+        upstreams = Upstreams()
+        health = Health(upstreams, Transport(Timeouts()), HealthCheck())
+        members = Members(upstreams, health)
+
+        def there() -> dict[str, str]:
+            return {up.id: up.place.pool for up in upstreams}
+
+        members.swap(await members.find(config, {}))
+        everybody = {"127.0.0.1:1": "default", "127.0.0.1:2": "next"}
+        assert there() == everybody
+        for up in upstreams:
+            health.remove(up)
+        source = ("file", str(file), "next", None)
+        members._take(source, [Place(f"http://127.0.0.1:{port}", "next") for port in (1, 2, 3)])
+        assert there() == {"127.0.0.1:3": "next"}
+        members.swap(await members.find(config, {}))
+        assert there() == everybody | {"127.0.0.1:3": "next"}
+        await members.close()
+        await health.close()
+
+    asyncio.run(run())
+    said = "upstream 127.0.0.1:1 is in the pool default, not in next"
+    assert [m for m in caplog.messages if "is in the pool" in m] == [said]
 
 
 def test_the_gateways_own_lack_of_handles_is_no_fault_of_upstreams(

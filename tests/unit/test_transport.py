@@ -199,7 +199,7 @@ def test_an_address_of_a_name_is_called_by_the_name(
         server = await asyncio.start_server(answering, "127.0.0.1", 0, ssl=with_tls)
         port = server.sockets[0].getsockname()[1]
         found = of_name(f"{scheme}://localhost:{port}", None)()
-        (place,) = [p for p in found if p.id == f"127.0.0.1:{port}"]
+        (place,) = [p for p in found if p.id == f"localhost:{port}@127.0.0.1:{port}"]
         transport = Transport(Timeouts(connect=2))
         for _ in range(2):
             assert await whole(transport, Upstream(place, Breaker(lambda: 0.0))) == b"abc"

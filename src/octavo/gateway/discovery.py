@@ -83,9 +83,12 @@ def of_name(text: str, key: str | None, pool: str = DEFAULT) -> Find:
             found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             raise UsageError(f"--upstream-dns {text!r}: nobody knows this name") from None
-        hosts = sorted({f"[{a[0]}]" if ":" in str(a[0]) else str(a[0]) for *_, a in found})
-        urls = [f"{parts.scheme}://{host}:{port}{parts.path}" for host in hosts]
-        return [Place(url, place.pool, key, parts.netloc) for url in urls]
+        places = []
+        for at in sorted({str(address[0]) for *_, address in found}):
+            url = f"{parts.scheme}://{f'[{at}]' if ':' in at else at}:{port}{parts.path}"
+            name = "" if at == parts.hostname else parts.netloc
+            places.append(Place(url, place.pool, key, name))
+        return places
 
     return find
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from octavo.gateway.local import LocalPool, LocalServers
 from octavo.gateway.upstream import Place, Upstream
 from octavo.gateway.upstreams import Upstreams
 
+LOG = logging.getLogger("octavo.gateway")
 Name = tuple[str | None, ...]  # of a source: equal ones find the same
 
 
@@ -74,6 +76,7 @@ class Members:
         self._found: dict[Name, list[Place]] = {}  # by sources
         self._tasks: dict[Name, asyncio.Task[None]] = {}
         self._mine: dict[str, Upstream] = {}
+        self._said: set[str] = set()
 
     async def find(self, config: GatewayConfig, environ: Mapping[str, str]) -> Found:
         """What a configuration names and finds; nothing changes yet. Raises UsageError."""
@@ -91,7 +94,8 @@ class Members:
         }  # fmt: skip
 
     def swap(self, found: Found) -> None:
-        """These are the upstreams from now on; sources go on where they were there before."""
+        """These are the upstreams from now on, also those that an admin has removed; sources go on
+        where they were there before."""
         for name in self._found.keys() - found.sources.keys():
             del self._found[name]
             self._tasks.pop(name).cancel()
@@ -100,6 +104,7 @@ class Members:
         for name in found.looked:
             follow = found.sources[name].follow(self._taker(name))
             self._tasks[name] = asyncio.create_task(follow)
+        self._mine = {n: up for n, up in self._mine.items() if self._upstreams.get(n) is up}
         self._update()
 
     def _taker(self, name: Name) -> Take:
@@ -115,13 +120,20 @@ class Members:
         """Those that nobody names any longer are drained."""
         wanted: dict[str, Place] = {}
         for place in (*self._places, *(p for found in self._found.values() for p in found)):
-            wanted.setdefault(place.id, place)
+            if (other := wanted.setdefault(place.id, place)).pool != place.pool:
+                self._say(f"upstream {place.id} is in the pool {other.pool}, not in {place.pool}")
         for name in self._mine.keys() - wanted.keys():
             if self._upstreams.get(name) is (upstream := self._mine.pop(name)):
                 self._health.retire(upstream)
         for name, place in wanted.items():
             if name not in self._mine or self._mine[name].place != place:
                 self._mine[name] = self._health.add(place)
+
+    def _say(self, what: str) -> None:
+        """Warns of what is so at every look, once."""
+        if what not in self._said:
+            self._said.add(what)
+            LOG.warning("%s", what)
 
     async def close(self) -> None:
         for task in self._tasks.values():

@@ -33,8 +33,10 @@ class Place:
 
     @cached_property
     def id(self) -> str:
-        """Host and port, and the path if there is one."""
-        return self.url.partition("://")[2]
+        """Host and port, and the path if there is one; before that the name, as one address may
+        have several, each of another server."""
+        at = self.url.partition("://")[2]
+        return f"{self.name}@{at}" if self.name else at
 
 
 def split_pool(text: str, pool: str = DEFAULT) -> tuple[str, str]:
