@@ -137,7 +137,7 @@ def lasting(body: bytes, due: float) -> bytes:
     """A body, an object of JSON with a `timeout`, with what is left of that now: what comes last
     counts. A server takes it from when it is asked."""
     left = max(MIN_TIMEOUT, round(due - time.monotonic(), 3))
-    return b'%b,"timeout":%.3f}' % (memoryview(body)[: body.rindex(b"}")], left)
+    return b'%b,"timeout":%.3f}' % (body[: body.rindex(b"}")], left)
 
 
 def count(usage: Usage, spent: Spent) -> None:
