@@ -12,7 +12,14 @@ import pytest
 from benchmarks.experiments import mismatched, narrower, peeked
 
 from octavo.errors import UsageError
-from octavo.experiments.analysis import analyse, half_width, linear, multinomial_evidence
+from octavo.experiments.analysis import (
+    LEAST,
+    analyse,
+    compare,
+    half_width,
+    linear,
+    multinomial_evidence,
+)
 from octavo.experiments.bodies import altered
 from octavo.experiments.plan import plan, rate_plan
 from octavo.experiments.report import page
@@ -44,6 +51,36 @@ def test_nothing_is_found_where_nothing_is() -> None:
     """200 A/A experiments, looked at after every one of 2,000 units."""
     found, fixed = peeked(np.random.default_rng(1), 200, 2000)
     assert found <= 0.05 < 0.25 < fixed  # the intervals of one look are of no use here
+
+
+def units_of_one_value(values: np.ndarray) -> Units:
+    one = np.ones(len(values))
+    return Units(one, values, np.zeros((len(values), 0)), one)
+
+
+def test_rates_that_are_rare_are_found_no_more_often() -> None:
+    """40 A/A experiments with 2 % failures and a tenth of the units for b, looked at every 5."""
+    rng, found = np.random.default_rng(1), 0
+    for _ in range(40):
+        b, failed = rng.random(1000) < 0.1, (rng.random(1000) < 0.02).astype(float)
+        for n in range(200, 1001, 5):
+            sides = [units_of_one_value(failed[:n][b[:n] == side]) for side in (True, False)]
+            if min(map(len, sides)) >= LEAST and compare(*sides, "x", "b", 0.05, 5000).decided:
+                found += 1
+                break
+    assert found <= 2
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1.0, 3.3])
+def test_values_that_are_all_the_same_differ_in_nothing(value: float) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        sides = []
+        for n in rng.integers(20, 400, 2):
+            counts, tokens = rng.integers(1, 6, n), rng.lognormal(6, 1, (n, 1))
+            sums = np.array([sum([value] * int(count)) for count in counts])
+            sides.append(Units(counts.astype(float), sums, tokens, counts.astype(float)))
+        assert not compare(*sides, "thumbs", "b", 0.05, 5000).decided
 
 
 def test_shares_that_are_not_as_they_should_be() -> None:

@@ -13,11 +13,12 @@ import numpy as np
 from octavo.experiments.spec import ExperimentSpec
 from octavo.experiments.totals import Key, Total, Units, first_dealt, moved, units_of
 from octavo.release.assignment import BUCKETS
-from octavo.release.moments import Moments, difference
+from octavo.release.moments import Moments, difference, pooled_variance
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 LEAST = 20  # units of each variant, from which on intervals are given
 MISMATCH = 0.001  # how likely it may be that a sound experiment is called unsound
+ROUNDING = 1e-9  # of means; what is less apart is the same
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,12 @@ def compare(
     value, moments = linear(one)
     base, base_moments = linear(control)
     gap = difference(moments, base_moments)
-    wide = float(half_width(gap.variance, len(one) + len(control), horizon, alpha))
-    low, high = gap.mean - wide, gap.mean + wide
+    apart = gap.mean if abs(gap.mean) > ROUNDING * max(abs(value), abs(base)) else 0.0
+    # One of two equal variants that has had no rare event yet shows no spread of its own.
+    variance = max(gap.variance, pooled_variance(moments, base_moments) * (1 - gap.explained))
+    wide = float(half_width(variance, len(one) + len(control), horizon, alpha))
     return Comparison(
-        metric, variant, len(one), value, len(control), base, gap.mean, low, high,
+        metric, variant, len(one), value, len(control), base, apart, apart - wide, apart + wide,
         gap.explained, alpha,
     )  # fmt: skip
 

@@ -77,6 +77,13 @@ def difference(one: Moments, other: Moments) -> Difference:
     return Difference(mean, variance, 1 - variance / plain if plain > 0 else 0.0)
 
 
+def pooled_variance(one: Moments, other: Moments) -> float:
+    """Of the difference of the means of first columns, if both groups are of one kind."""
+    count = one.count + other.count
+    both = Moments(count, one.total + other.total, one.products + other.products)
+    return float(both.covariance[0, 0]) * (1 / one.count + 1 / other.count)
+
+
 def mean_evidence(mean: float, variance: float, scale: float) -> float:
     """The logarithm of the evidence that a mean lies above 0, which may be read at any time.
 
