@@ -126,7 +126,7 @@ def test_equal_beginnings_are_equal_blocks() -> None:
 def test_a_stream_ends_with_a_line_and_not_with_a_text_that_says_so(
     tail: bytes, ended: bool
 ) -> None:
-    job = RelayJob(asked(), {}, Dealt("m", Model()), Usage(), tail=tail)
+    job = RelayJob(asked(), {}, Dealt("m", Model()), Usage(), ends=(b"", tail))
     assert complete(job) == ended
 
 

@@ -6,11 +6,12 @@ import asyncio
 import json
 from typing import Any, cast
 
+import pytest
 from starlette.websockets import WebSocket
 
 from octavo.server.guard import Principal
 from octavo.server.loopback import Loopback, Part
-from octavo.server.sockets import SocketMessage, Sockets
+from octavo.server.sockets import SocketMessage, Sockets, _chunks
 from tests.unit.asgi import error_body
 
 
@@ -33,6 +34,18 @@ class Client:
 
     async def send_text(self, text: str) -> None:
         self.heard.append(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("media", "part"),
+    [("text/event-stream", b'event: x\ndata: {"a":"data: b"}\n\n: c\n\ndata: [1]\n\ndata: [DONE]\n\n'),
+     ("text/event-stream", b'event: x\r\ndata: {"a":"data: b"}\r\n\r\ndata: [1]\r\n\r\ndata: [DONE]\r\n\r\n'),
+     ("text/event-stream", b'data:{"a":"data: b"}\n\ndata:[1]\n\ndata:[DONE]\n\n'),
+     ("application/x-ndjson", b'{"a":"data: b"}\n[1]\n'),
+     ("application/x-ndjson", b'{"a":"data: b"}\r\n[1]\r\n')],
+)  # fmt: skip
+def test_events_are_read_as_any_server_may_write_them(media: str, part: bytes) -> None:
+    assert [json.loads(chunk) for chunk in _chunks(media, part)] == [{"a": "data: b"}, [1]]
 
 
 def test_a_stream_that_fails_is_told_and_ends() -> None:

@@ -111,6 +111,75 @@ def test_what_is_no_whole_answer_is_an_error(said: bytes) -> None:
     run(said, does, closes=True)
 
 
+def test_a_kept_connection_that_closes_as_it_is_asked_is_replaced_once() -> None:
+    """Nobody can know whether it is still open. One that is new has no such excuse, nor has one of
+    which a part of an answer came."""
+    connections, asked = 0, 0
+    parts = [SIZED, b"", SIZED, b"HTTP/1.1 2", SIZED, b"", b""]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections, asked
+        connections += 1
+        said = SIZED
+        while said == SIZED and await reader.read(1 << 16):
+            said, asked = parts[asked], asked + 1
+            writer.write(said)
+        writer.close()
+
+    async def test() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        place = Place(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        upstream, transport = Upstream(place, Breaker(lambda: 0.0)), Transport(Timeouts(connect=2))
+        assert [await whole(transport, upstream) for _ in range(2)] == [b"abc"] * 2
+        assert (connections, asked) == (2, 3)
+        with pytest.raises(UpstreamFailed, match="broke the connection off"):
+            await whole(transport, upstream)
+        assert (connections, asked) == (2, 4)
+        assert await whole(transport, upstream) == b"abc"
+        with pytest.raises(UpstreamFailed, match="broke the connection off"):
+            await whole(transport, upstream)
+        assert (connections, asked) == (4, 7)
+        await transport.close()
+        server.close()
+
+    uvloop.run(test())
+
+
+def test_what_follows_a_body_is_no_header() -> None:
+    head = OK + b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    trailers = b"0\r\ncontent-type: text/html\r\nx-more: 1\r\n\r\n"
+
+    async def does(transport: Transport, upstream: Upstream, answering: Answering) -> None:
+        answer = await transport.open(upstream, "/x", {}, b"", 1)
+        assert await answer.whole() == b"abc" and answer.over
+        assert answer.headers == {
+            "content-type": "application/json", "transfer-encoding": "chunked",
+        }  # fmt: skip
+        answer.close()
+
+    run(head + b"3\r\nabc\r\n" + trailers, does)
+
+
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [("https://other/base/v1/chat", " to https://other/base, where its URL should perhaps point"),
+     ("https://a:b@other/v1/chat/", " to https://other, where its URL should perhaps point"),
+     ("https://other/sign-in?to=x", " to https://other/sign-in, where its URL should perhaps point"),
+     ("/v1/chat/", ""), ("", ""), ("http://[", "")],
+)  # fmt: skip
+def test_redirects_are_not_followed_and_say_where_to(location: str, says: str) -> None:
+    async def does(transport: Transport, upstream: Upstream, answering: Answering) -> None:
+        with pytest.raises(UpstreamFailed) as raised:
+            await transport.open(upstream, "/v1/chat?x=1", {}, b"", 1)
+        assert str(raised.value) == f"upstream {upstream.id} redirects{says}"
+        assert (raised.value.status, raised.value.busy) == (502, False)
+
+    run(
+        b"HTTP/1.1 307 Temporary Redirect\r\ncontent-length: 0\r\n"
+        b"location: %b\r\n\r\n" % location.encode(), does,
+    )  # fmt: skip
+
+
 def test_who_reads_slowly_slows_the_upstream_down_and_is_not_cut() -> None:
     """More than is held, and a pause longer than the upstream may make: all of it comes."""
     body = bytes(range(256)) * 16384  # 4 MiB

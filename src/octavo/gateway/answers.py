@@ -20,7 +20,8 @@ from octavo.server.parsing import NOT_JSON
 from octavo.server.resume import Spent
 
 STREAMS = ("text/event-stream", "application/x-ndjson")
-DONE = (b"data: [DONE]", b"data:[DONE]")  # lines of their own: texts may say so, too
+DONE = b"[DONE]"  # data of its own: texts may say so, too
+LINES = 16  # the last of a stream, which say what it took: of some five events
 BESIDE = (b":", b"event:", b"id:", b"retry:")  # lines of an event that are no data
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 FAILED = ("error", "response.failed")  # types of events
@@ -33,6 +34,11 @@ ELSEWHERE = ("engine_error", "engine_failed", "engine_closed", "internal_error",
 def end_of_event(media_type: str) -> bytes:
     """What each event of a stream ends in."""
     return b"\n" if media_type == STREAMS[1] else b"\n\n"
+
+
+def start_of_data(media_type: str) -> bytes:
+    """What there is once for each event that says something, but for one at the very beginning."""
+    return b"\n" if media_type == STREAMS[1] else b"\ndata:"
 
 
 def events(data: bytes, end: bytes) -> tuple[bytes, bytes]:
@@ -110,11 +116,15 @@ class _Whole(msgspec.Struct, frozen=True):
         return Spent(prompt, self.tokens_predicted or self.eval_count)
 
 
-class _Last(msgspec.Struct):
-    """The last event of a response."""
+class _Last(_Whole, frozen=True):
+    """One of the last events of a stream. response: has its numbers within; Ollama's is text."""
 
-    type: str
-    response: _Whole = _Whole()
+    type: Any = None
+    response: _Whole | str | None = None
+
+    @property
+    def numbers(self) -> Spent:
+        return self.response.spent if isinstance(self.response, _Whole) else self.spent
 
 
 def read_spent(body: bytes, who: str) -> Spent:
@@ -182,22 +192,46 @@ def is_final(rest: bytes) -> bool:
 def is_cut(rest: bytes) -> bool:
     """Whether what follows the last whole event of a stream breaks off within one: its last line of
     data is no JSON."""
-    lines = [line.strip() for line in rest.splitlines()]
-    data = [line for line in lines if line not in (b"", *DONE) and not line.startswith(BESIDE)]
+    data = next((data for data in _last_data(rest) if data != DONE), b"{}")
     with suppress(*NOT_JSON):
-        msgspec.json.decode(data[-1].removeprefix(b"data:") if data else b"{}")
+        msgspec.json.decode(data)
         return False
     return True
 
 
+def _last_data(part: bytes) -> list[bytes]:
+    """The data of the last events of a part of a stream, the latest first."""
+    lines = [line.strip() for line in reversed(part.rsplit(b"\n", LINES)[-LINES:])]
+    return [
+        line.removeprefix(b"data:").lstrip()
+        for line in lines
+        if line and not line.startswith(BESIDE)
+    ]
+
+
 def streamed(job: RelayJob) -> Spent | None:
-    """The tokens of a stream that has ended, about; None if its end is missing. An error is one."""
-    done = any(line.rstrip() in DONE for line in job.tail[-64:].split(b"\n"))
-    if job.asked.path == RESPONSES and not done:  # which some end without it
-        return _response_spent(job.tail)
-    if job.asked.path in RESUMABLE and not (done or job.erred):
+    """The tokens of a stream that has ended, as it says or about; None if its end is missing. An
+    error is one."""
+    path, last = job.asked.path, _last_data(b"".join(job.ends))
+    done, told = DONE in last, [event for data in last if (event := _told(data))]
+    if path == RESPONSES and not done:  # which some end without it
+        done = any(event.type in LAST for event in told)
+    if path in (RESPONSES, *RESUMABLE) and not (done or job.erred):
         return None
-    return Spent(job.asked.ask.tokens, job.chunks)
+    numbers = [event.numbers for event in told]
+    found = next((spent for spent in numbers if spent.completion_tokens), Spent())
+    return Spent(
+        found.prompt_tokens or job.asked.ask.tokens,
+        found.completion_tokens or job.chunks - (DONE in last),
+        found.cached_tokens,
+    )
+
+
+def _told(data: bytes) -> _Last | None:
+    """An event, if it is of any dialect that is known."""
+    with suppress(*NOT_JSON):
+        return msgspec.json.decode(data, type=_Last)
+    return None
 
 
 def complete(job: RelayJob) -> bool:
@@ -206,16 +240,6 @@ def complete(job: RelayJob) -> bool:
     if job.follower is not None:
         return job.follower.spent is not None
     return job.asked.path in (RESPONSES, *RESUMABLE) and streamed(job) is not None
-
-
-def _response_spent(tail: bytes) -> Spent | None:
-    """What the last event of a response says of its tokens; None if it is not the last."""
-    try:
-        data = tail.rpartition(b"data: ")[2].partition(b"\n")[0]
-        last = msgspec.json.decode(data, type=_Last)
-    except NOT_JSON:
-        return None
-    return last.response.spent if last.type in LAST else None
 
 
 def failure(path: str, error: RequestError) -> bytes:

@@ -24,8 +24,9 @@ class NotHttp(ConnectionError):
 class UpstreamConnection(asyncio.Protocol):
     """Sends one request at a time to an upstream and holds what has come of its answer.
 
-    status: of the answer, 0 until its headers have come; their names are in lower case. ended: all
-    of it has come. error: why nothing more will. heard: when something came (`time.monotonic`).
+    status: of the answer, 0 until its headers have come; their names are in lower case. begun:
+    something of it has come. ended: all of it has. error: why nothing more will. heard: when
+    something came (`time.monotonic`).
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _reset(self) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.ended = self._asked = self._paused = False
+        self.begun = self.ended = self._asked = self._paused = False
         self.error: Exception | None = None
         self.heard = monotonic()
         self._parts.clear()
@@ -66,6 +67,18 @@ class UpstreamConnection(asyncio.Protocol):
         self._reset()
         self._asked = True
         self._transport.writelines((head, body))
+
+    async def asked(self, head: bytes, body: bytes) -> bool:
+        """Sends a request: whether the head of an answer came, False if the upstream has left
+        without a word. Raises OSError for what is no answer."""
+        self.ask(head, body)
+        while not self.status:
+            if self.error is not None:
+                if self.begun or isinstance(self.error, NotHttp):
+                    raise self.error
+                return False
+            await self.come()
+        return True
 
     def come(self, sink: Sink | None = None) -> asyncio.Future[None]:
         """Is done once something has come, or nothing more will. sink: is asked before, as long as
@@ -141,10 +154,11 @@ class UpstreamConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self.ended:
             raise NotHttp
-        self.headers = {}
+        self.begun, self.headers = True, {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if not self.status:  # else it comes after the body
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

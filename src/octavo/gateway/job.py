@@ -46,8 +46,8 @@ class RelayJob:
     hedge_won: bool = False
     spared: int | None = None  # the status of an error that a prepared answer came for
     lease: UpstreamLease | None = None
-    tail: bytes = b""  # of what was passed on
-    chunks: int = 0
+    ends: tuple[bytes, bytes] = (b"", b"")  # the last two parts with data that were passed on
+    chunks: int = 0  # events with data that were, or the tokens that they say they are
     erred: bool = False  # what was passed on is, or has, an error of the upstream
     late: bool = False  # which is that its client wants it no more
 

@@ -10,6 +10,7 @@ from octavo.gateway.answers import (
     failure_in,
     is_cut,
     is_final,
+    start_of_data,
     streamed,
 )
 from octavo.gateway.errors import UpstreamFailed
@@ -26,6 +27,7 @@ class Passage:
         self._job, self._answer, self._one = job, answer, one
         self._usage, self._follower, self._seen = job.usage, job.follower, job.dealt.seen
         self._end, self._held = end_of_event(answer.media_type), b""
+        self._data = start_of_data(answer.media_type)
         self._direct = one.direct if direct else None
 
     def feed(self, data: bytes) -> bytes:
@@ -43,13 +45,19 @@ class Passage:
             if self._held or not data.endswith(self._end):
                 data, self._held = events(self._held + data, self._end)
             ready = data
-            job.chunks += 1
-            job.tail = ready or job.tail
+            self._note(ready)
             if b'"error"' in ready:
                 self._look_for_failure(ready)
         if ready and self._seen is not None:
             self._seen.feed(ready)
         return ready
+
+    def _note(self, ready: bytes) -> None:
+        """Counts events with data, and keeps the last of them; comments are none."""
+        if found := ready.count(self._data) + ready.startswith(b"data:"):
+            job = self._job
+            job.chunks += found
+            job.ends = job.ends[1], ready
 
     def _look_for_failure(self, data: bytes) -> None:
         job = self._job
@@ -85,18 +93,21 @@ class Passage:
     def end(self) -> bytes:
         """What is passed on at the end. Raises UpstreamFailed if that is missing. A stream that
         says itself that it failed has failed, and needs no other end."""
-        job = self._job
-        self._look_for_failure(self._held)
-        spent = streamed(job) if job.follower is None else job.follower.spent
-        if spent is None and job.follower is None:
-            job.tail += self._held  # a last event may be without the line that ends it
-            spent = streamed(job)
-        elif self._held and not complete(job) and is_cut(self._held):
-            spent = None
-        if spent is None and job.follower is not None and is_final(job.follower.rest):
-            return job.follower.rest
+        job, held = self._job, self._held
+        if (follower := job.follower) is not None:
+            spent = follower.spent
+            if spent is None and is_final(follower.rest):
+                return follower.rest
+        else:
+            self._look_for_failure(held)
+            cut = held and not complete(job) and is_cut(held)
+            if held:
+                self._note(held + b"\n")  # a last event may be without the line that ends it
+            spent = None if cut else streamed(job)
         if spent is None:
             assert job.lease is not None
             raise UpstreamFailed(f"upstream {job.lease.upstream.id} ended in the middle")
+        if follower is None:
+            job.chunks = spent.completion_tokens
         count(job.usage, spent)
-        return self._held
+        return held

@@ -246,14 +246,14 @@ class Relay:
         up, timeouts = lease.upstream, self._transport.timeouts
         own = up.own and job.resume is not None
         job.follow(own)
-        streams = job.asked.stream
-        idle = timeouts.idle if own else timeouts.foreign if streams else timeouts.total
+        wait = timeouts.first if job.asked.stream else timeouts.total
         headers = with_key(job.headers, up) | job.told(up)
-        answer = await self._transport.open(up, job.asked.target, headers, job.body, idle)
+        answer = await self._transport.open(up, job.asked.target, headers, job.body, wait)
         try:
             if answer.status == 200 and answer.media_type in STREAMS:
                 data = await answer.read()
                 check_stream(answer, data, up.own)
+                answer.hurry(timeouts.idle if own else timeouts.foreign)
                 lease.first()
                 return answer, data
             return self._whole(job, lease, answer, await answer.whole())

@@ -168,7 +168,7 @@ def _made(data: bytes) -> _Made:
     """The response that a body, or the events of a stream, tell of. Raises NOT_JSON."""
     if data[:1] == b"{":
         return msgspec.json.decode(data, type=_Made)
-    event = data.partition(b"data: ")[2].partition(b"\n")[0]
+    event = data.partition(b"data:")[2].partition(b"\n")[0]
     return msgspec.json.decode(event, type=_Event).response
 
 

@@ -8,10 +8,11 @@ import secrets
 import socket
 import ssl
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from time import monotonic
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from octavo.gateway.connection import Sink, UpstreamConnection, head_of
 from octavo.gateway.errors import Exhausted, UpstreamFailed
@@ -20,6 +21,7 @@ from octavo.gateway.upstream import Upstream
 
 KEEP_ALIVE = 4.0  # seconds: uvicorn closes idle connections after 5
 MOST_WHOLE = 256 << 20  # bytes of an answer that is not streamed
+MOST_SAID = 200  # characters of where an upstream redirects to
 OWN = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # what the gateway itself lacks
 FAULTS = (OSError, TimeoutError, ValueError)  # no host, no certificate, no answer; no header
 SAFE = "/?&=%:+,;@!$'()*~-._[]"  # of a path and a query, as they are
@@ -65,6 +67,12 @@ class Answer:
             self.cut(f"said nothing for {self._idle:g} s", "upstream_timeout")
         else:
             self._timer = self._loop.call_later(due - now, self._look)
+
+    def hurry(self, idle: float) -> None:
+        """It may pause so long from now on."""
+        self._idle = idle
+        self._timer.cancel()
+        self._timer = self._loop.call_later(idle, self._look)
 
     def cut(self, why: str, code: str = "upstream_failed") -> None:
         """Whoever reads gets an error. Called from outside."""
@@ -182,18 +190,21 @@ class Transport:
         try:
             target = quote(f"{url.path}{path}", SAFE)
             head = head_of(method, target, {"host": host, **headers}, len(body))
-            connection = self._kept.take(place) or await self._connect(url, host)
-            connection.ask(head, body)
-            while not connection.status:
-                if connection.error is not None:
-                    raise connection.error
-                await connection.come()
+            connection = self._kept.take(place)
+            if connection is None or not await connection.asked(head, body):
+                connection = None  # one that was kept may have been closed as it was asked
+                connection = await self._connect(url, host)
+                if not await connection.asked(head, body):
+                    raise connection.error or ConnectionResetError()
         except BaseException as e:
             if connection is not None:
                 connection.close()
             if isinstance(e, FAULTS):
                 raise failed(upstream.id, e, connection is None) from None
             raise
+        if 300 <= connection.status < 400:
+            connection.close()
+            raise redirected(upstream, path, connection.headers.get("location", ""))
         return Answer(connection, upstream.id, idle, partial(self._kept.give_back, place))
 
     async def _connect(self, url: SplitResult, host: str) -> UpstreamConnection:
@@ -238,6 +249,18 @@ def failed(who: str, error: BaseException, connecting: bool = False) -> Upstream
     if connecting and isinstance(error, OSError):
         return UpstreamFailed(f"upstream {who} takes no connection", "upstream_down")
     return UpstreamFailed(f"upstream {who} broke the connection off")
+
+
+def redirected(upstream: Upstream, path: str, location: str) -> UpstreamFailed:
+    """An upstream answers that something is elsewhere: maybe all of it is."""
+    text = f"upstream {upstream.id} redirects"
+    with suppress(ValueError):
+        to = urlsplit(urljoin(upstream.place.url + path, location))
+        base = to.path.rstrip("/").removesuffix(path.partition("?")[0])
+        there = f"{to.scheme}://{to.netloc.rpartition('@')[2]}{base}"
+        if location and there != upstream.place.url:
+            text += f" to {there[:MOST_SAID]}, where its URL should perhaps point"
+    return UpstreamFailed(text)
 
 
 def _lack(error: OSError) -> str:

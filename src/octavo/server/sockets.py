@@ -140,12 +140,12 @@ def _read(text: str) -> SocketMessage:
 
 def _chunks(media: str, data: bytes) -> Iterator[bytes]:
     """The objects that a part of a stream consists of."""
-    for line in data.split(b"\n"):
+    for line in data.splitlines():
         if media == "text/event-stream":
-            if not line.startswith(b"data: ") or line == b"data: [DONE]":
+            if not line.startswith(b"data:"):
                 continue
-            line = line[6:]
-        if line:
+            line = line.removeprefix(b"data:").strip()
+        if line and line != b"[DONE]":
             yield line
 
 
