@@ -104,3 +104,25 @@ def test_no_client_can_make_sums_of_feedback_infinite(value: float) -> None:
             assert (status, error["error"]["param"]) == (400, "value")
 
     asyncio.run(test())
+
+
+def test_who_asks_is_told_that_the_database_is_away(tmp_path: Path) -> None:
+    file = tmp_path / "state.sqlite3"
+    variants = {"a": {"weight": 50}, "b": {"weight": 50}}
+    given = {"id": "x", "model": "m", "control": "a", "variants": variants}
+    asked = [
+        ("GET", "/v1/releases", None), ("POST", "/v1/releases/rollback", {"model": "m"}),
+        ("POST", "/v1/experiments", given), ("GET", "/v1/experiments/x/report", None),
+        ("POST", "/v1/experiments/x/stop", {}),
+    ]  # fmt: skip
+
+    async def test() -> None:
+        async with gateway(str(file), default=sound()) as at, aiohttp.ClientSession() as session:
+            client = Client(session, at)
+            file.rename(tmp_path / "moved")
+            for method, path, body in asked:
+                status, error = await client.admin(method, path, body)
+                assert (status, error["error"]["code"]) == (503, "database")
+                assert "state.sqlite3 cannot be used" in error["error"]["message"]
+
+    asyncio.run(test())

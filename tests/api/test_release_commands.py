@@ -41,6 +41,7 @@ def test_commands(tmp_path: Path) -> None:
                 await do("promote", "m", "--full")
             status = await do("status", "m")
             assert "rollback by admin" in status and "stable 1" in status
+            assert "admin: step 2  promote by admin" in status
 
     asyncio.run(test())
 

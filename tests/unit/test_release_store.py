@@ -26,12 +26,12 @@ from octavo.database import Database, DatabaseError, PostgreSQL, open_database, 
 from octavo.errors import UsageError
 from octavo.experiments.controller import Experiments
 from octavo.experiments.spec import ExperimentSpec, Variant
-from octavo.experiments.store import ExperimentStore, NoExperiment
+from octavo.experiments.store import ExperimentEnded, ExperimentStore, NoExperiment
 from octavo.experiments.totals import Key, Total
 from octavo.gateway.state import TABLES, kept_in
 from octavo.release.controller import Assigned, Releases
 from octavo.release.events import RequestEvent
-from octavo.release.machine import start
+from octavo.release.machine import NotNow, start
 from octavo.release.spec import Guard, ReleaseSpec
 from octavo.release.store import LEASE, AlreadyRuns, NoRelease, ReleaseStore
 from octavo.release.tally import CANARY, STABLE
@@ -112,6 +112,23 @@ def test_a_pause_is_recorded_as_it_is_made(database: Database) -> None:
     assert [detail for _, detail in trail[1:]] == ["pause by bob", "resume by bob", "pause by bob"]
 
 
+def test_two_who_promote_the_same_step_promote_it_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ReleaseStore(database)
+    ann, bob = (Releases(store, Now()) for _ in range(2))
+    ann.start(SPEC, "ann")
+    found = store.find("m")
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "find", lambda model: found)  # which both have read at once
+        ann.act("m", "promote", "ann")
+        with pytest.raises(NotNow, match="was changed meanwhile"):
+            bob.act("m", "promote", "bob")
+    assert store.find("m").state.step == 1
+    trail = {(one.who, one.what) for one in store.trail(found.id)}
+    assert trail == {("ann", "start"), ("ann", "step 2")}
+
+
 def test_sums_of_gateways_are_added_and_counted_once(database: Database) -> None:
     store, row = ReleaseStore(database), np.arange(4.0)
     for _ in range(2):  # the second time says the same again
@@ -134,8 +151,9 @@ def test_one_has_the_lease(database: Database) -> None:
 
 
 def test_many_begin_at_the_same_time(url: str) -> None:
-    """Tables, a release and a lease: each is made once."""
+    """Tables, a release, an experiment and a lease: each is made once."""
     found: list[str] = []
+    together = Barrier(8)
 
     def begin(name: str) -> None:
         database = open_database(url, TABLES)
@@ -147,6 +165,12 @@ def test_many_begin_at_the_same_time(url: str) -> None:
             found.append("release")
         except AlreadyRuns:
             pass
+        together.wait()
+        try:
+            ExperimentStore(database).start(spec(name=f"e{name}", a=50, b=50), 1.0, name)
+            found.append("experiment")
+        except AlreadyRuns:
+            pass
         database.close()
 
     threads = [Thread(target=begin, args=(str(i),)) for i in range(8)]
@@ -154,7 +178,7 @@ def test_many_begin_at_the_same_time(url: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == ["lease", "release"]
+    assert sorted(found) == ["experiment", "lease", "release"]
 
 
 def test_a_new_file_is_opened_by_many_at_once(tmp_path: Path) -> None:
@@ -394,10 +418,10 @@ def test_the_last_release_is_the_one_that_began_last_whatever_the_clock_says(
     assert gateway.latest()["m"].id == third.id and third.created > second.created
 
 
-def spec(**weights: float) -> ExperimentSpec:
-    variants = {name: Variant(weight=w) for name, w in weights.items()}
+def spec(name: str = "e", **weights: float) -> ExperimentSpec:
+    variants = {key: Variant(weight=w) for key, w in weights.items()}
     return ExperimentSpec(
-        id="e", model="m", variants=variants, control="a", metrics=("thumbs", "ttft")
+        id=name, model="m", variants=variants, control="a", metrics=("thumbs", "ttft")
     )
 
 
@@ -450,6 +474,12 @@ async def test_experiments_of_two_gateways(url: str) -> None:
     assert two.assign("m", {"user": "1"}) is None
     with pytest.raises(NoExperiment):
         two.report("f")
+    for change in (lambda: two.stop("e", "bob"), lambda: two.change_shares("e", {"b": 0.2}, "bob")):
+        with pytest.raises(ExperimentEnded, match="has ended already"):
+            change()
+    one.start(spec("f", a=50, b=50), "ann")
+    with pytest.raises(AlreadyRuns, match="'m' has an experiment that has not ended: f"):
+        two.start(spec("g", a=50, b=50), "bob")
     for database in databases:
         database.close()
 

@@ -24,10 +24,17 @@ TABLES = (
     " unit text not null, name text not null, count double precision not null,"
     " total double precision not null, primary key (experiment, variant, unit, name))",
 )
+EXPERIMENTS = "select spec, allocation, created, ended, version from experiments"
 
 
 class NoExperiment(RequestError):
     status = 404
+
+
+class ExperimentEnded(RequestError):
+    """Nothing of it changes any more."""
+
+    status = 409
 
 
 @dataclass(frozen=True)
@@ -48,11 +55,23 @@ class ExperimentStore:
         self._database = database
 
     def start(self, spec: ExperimentSpec, now: float, who: str) -> Experiment:
-        """Raises Running if there was one of that name: its units are dealt already."""
+        """Begins an experiment; a model has one at a time. Raises AlreadyRuns, also if there was
+        one of that name: its units are dealt already."""
         found = Experiment(spec, Allocation.of(spec.shares), now, (spec.shares,))
         encoded = _json(spec), _kept(found.allocation, found.dealt)
         try:
             with self._database.transaction() as db:
+                # Who begins another one at the same time waits here until this one is kept.
+                db.execute(
+                    "insert into leases values ('experiments', '', 0)"
+                    " on conflict (name) do update set owner = excluded.owner"
+                )
+                for one in map(_experiment, db.execute(f"{EXPERIMENTS} where ended = 0")):
+                    if one.spec.model == spec.model:
+                        raise AlreadyRuns(
+                            f"{spec.model!r} has an experiment that has not ended: {one.spec.id}",
+                            "model",
+                        )
                 db.execute(
                     "insert into experiments values (?, ?, 0, 0, ?, ?)", (spec.id, now, *encoded)
                 )
@@ -66,9 +85,7 @@ class ExperimentStore:
     def all(self) -> list[Experiment]:
         """Every experiment, the first first."""
         with self._database.transaction() as db:
-            rows = db.execute(
-                "select spec, allocation, created, ended, version from experiments order by created"
-            )
+            rows = db.execute(f"{EXPERIMENTS} order by created")
         return [_experiment(row) for row in rows]
 
     def find(self, id: str) -> Experiment:
@@ -82,6 +99,8 @@ class ExperimentStore:
         """Gives variants other shares, by moving as few units as can be. Raises OctavoError."""
         while True:
             one = self.find(id)
+            if one.ended:
+                raise _ended(id)
             spec = _with_shares(one.spec, shares)
             allocation, dealt = one.allocation.changed(spec.shares), (*one.dealt, spec.shares)
             values = _json(spec), _kept(allocation, dealt)
@@ -96,12 +115,16 @@ class ExperimentStore:
                     return
 
     def stop(self, id: str, now: float, who: str) -> None:
-        """Ends an experiment: everybody gets what they ask for again. Raises NoExperiment."""
+        """Ends an experiment: everybody gets what they ask for again. Raises NoExperiment,
+        ExperimentEnded."""
         self.find(id)
         with self._database.transaction() as db:
-            db.execute(
-                "update experiments set ended = 1, version = version + 1 where id = ?", (id,)
-            )
+            if not db.execute(
+                "update experiments set ended = 1, version = version + 1"
+                " where id = ? and ended = 0 returning id",
+                (id,),
+            ):
+                raise _ended(id)
             audit(db, AuditEntry(now, id, who, "stop", ""))
 
     def add(self, id: str, totals: Mapping[Key, Total]) -> None:
@@ -133,6 +156,10 @@ def _with_shares(spec: ExperimentSpec, shares: Mapping[str, float]) -> Experimen
         for name, one in spec.variants.items()
     }
     return msgspec.structs.replace(spec, variants=variants).check()
+
+
+def _ended(id: str) -> ExperimentEnded:
+    return ExperimentEnded(f"the experiment {id[:64]!r} has ended already", "id")
 
 
 def _kept(allocation: Allocation, dealt: Sequence[Mapping[str, float]]) -> str:

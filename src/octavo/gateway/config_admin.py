@@ -13,10 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.database import Conflict, DatabaseError
-from octavo.errors import DoesNotFit, InvalidValue, RequestError, UsageError
+from octavo.errors import DoesNotFit, InvalidValue, UsageError
 from octavo.gateway.admin import no_bounds
 from octavo.gateway.config import GatewayConfig, convert
 from octavo.gateway.control import Control
+from octavo.gateway.errors import Unusable
 from octavo.gateway.trials import asker
 from octavo.server.bodies import Bodies
 from octavo.server.endpoint import Endpoint
@@ -33,12 +34,6 @@ FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 class VersionBody(msgspec.Struct, kw_only=True):
     version: Annotated[int, Meta(ge=0, lt=10**DIGITS)]
-
-
-class Unusable(RequestError):
-    """The history cannot be read or written."""
-
-    status = 503
 
 
 class ConfigAdmin:
@@ -147,6 +142,6 @@ async def applied(work: Awaitable[T]) -> T:
     try:
         return await work
     except (Conflict, DatabaseError) as e:
-        raise Unusable(f"the configuration stays as it is: {e}", None, "database") from None
+        raise Unusable(f"the configuration stays as it is: {e}") from None
     except (UsageError, DoesNotFit) as e:
         raise InvalidValue(str(e)) from None

@@ -77,3 +77,12 @@ class UnknownModel(RequestError):
         names = ", ".join(known[:8]) or "none yet"
         text = f"{who} serves {model[:64]!r}; known models: {names}"
         super().__init__(text, "model", "model_not_found")
+
+
+class Unusable(RequestError):
+    """The gateway's database cannot be read or written."""
+
+    status = 503
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, None, "database")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import wraps
 from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
@@ -13,12 +14,14 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.database import DatabaseError
 from octavo.errors import InvalidValue, UsageError
 from octavo.experiments import report
 from octavo.experiments import spec as experiment_spec
 from octavo.experiments.controller import Experiments
 from octavo.experiments.spec import Unit
 from octavo.gateway.admin import no_bounds
+from octavo.gateway.errors import Unusable
 from octavo.gateway.traffic import SESSION, UNIT, Traffic
 from octavo.gateway.trial_pools import check_canary, check_experiment, check_release
 from octavo.gateway.upstreams import Upstreams
@@ -27,7 +30,7 @@ from octavo.release.controller import Releases, Status
 from octavo.release.machine import ENDED, Action
 from octavo.release.store import Release
 from octavo.server.bodies import Bodies
-from octavo.server.endpoint import Endpoint
+from octavo.server.endpoint import Endpoint, Handler
 from octavo.server.guard import principal, require_admin
 from octavo.server.http import json_response
 from octavo.server.parsing import NOT_JSON, Fields, parse
@@ -88,7 +91,7 @@ class Trials:
             Endpoint("/v1/experiments/{id}/stop", "POST", self.stop),
             Endpoint("/v1/feedback", "POST", self.feedback, FeedbackBody),
         ]
-        return [Endpoint(e.path, e.method, answering(e.handler), e.body) for e in found]
+        return [Endpoint(e.path, e.method, with_state(e.handler), e.body) for e in found]
 
     # -- releases -----------------------------------------------------------------------------
 
@@ -218,6 +221,19 @@ def _refusing(param: str | None = None) -> Iterator[None]:
         yield
     except UsageError as e:
         raise InvalidValue(str(e), param) from None
+
+
+def with_state(handler: Handler) -> Handler:
+    """A handler that uses the database; who asks is told if that is away."""
+
+    @wraps(handler)
+    async def wrapped(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except DatabaseError as e:
+            raise Unusable(str(e)) from None
+
+    return answering(wrapped)
 
 
 def asker(request: Request) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from octavo.release import machine
 from octavo.release.assignment import BUCKETS, bucket
 from octavo.release.events import RequestEvent
-from octavo.release.machine import ENDED, Action
+from octavo.release.machine import ENDED, Action, NotNow
 from octavo.release.spec import ReleaseSpec
 from octavo.release.store import AuditEntry, NoRelease, Release, ReleaseStore
 from octavo.release.tally import BASELINE, CANARY, Key, ReleaseSummary, Rows, Tally
@@ -173,13 +173,16 @@ class Releases:
         return self._store.start(spec.check(), machine.start(self._clock()), who)
 
     def act(self, model: str, action: Action, who: str) -> Release:
-        """Changes a release as somebody wants. Raises OctavoError."""
+        """Changes a release as somebody wants. Raises OctavoError, NotNow also for a promotion of
+        a step that somebody else has ended meanwhile: it would be two steps at once."""
         while True:
             release = self._store.find(model)
             canary, now = self._seen(release).canary, self._clock()
             state = machine.act(release.spec, release.state, action, canary, now, who)
             if self._store.change(release, state, who, now):
                 return self._store.find(model)
+            if action == "promote":
+                raise NotNow(f"the release of {model[:64]} was changed meanwhile", "model")
 
     def status(self, model: str) -> Status:
         """Raises NoRelease."""

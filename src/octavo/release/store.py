@@ -117,7 +117,9 @@ class ReleaseStore:
                 (_json(state), int(state.phase in ENDED), release.id, release.version),
             )
             if done:
-                what = state.phase if state.phase != release.state.phase else f"step {state.step}"
+                what = (
+                    state.phase if state.phase != release.state.phase else f"step {state.step + 1}"
+                )
                 audit(db, AuditEntry(at, release.id, who, what, state.reason))
         return bool(done)
 
