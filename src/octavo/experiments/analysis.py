@@ -96,19 +96,34 @@ def linear(units: Units) -> tuple[float, Moments]:
 
 
 def compare(
-    one: Units, control: Units, metric: str, variant: str, alpha: float, horizon: int
+    pairs: Sequence[tuple[Units, Units]], metric: str, variant: str, alpha: float, horizon: int
 ) -> Comparison:
+    """A variant's units beside the control's, in pairs of which each came under the same shares:
+    what else was different at that time was so for both."""
+    sizes = np.array([(len(one), len(control)) for one, control in pairs], np.float64)
+    weights = sizes.prod(axis=1) / sizes.sum(axis=1)
+    weights /= weights.sum()
+    each = np.array([_apart(one, control) for one, control in pairs])
+    value, base, apart, explained = (float(weights @ column) for column in each[:, :4].T)
+    variance = float(weights**2 @ each[:, 4])
+    apart = apart if abs(apart) > ROUNDING * max(abs(value), abs(base)) else 0.0
+    ones, controls = (int(count) for count in sizes.sum(axis=0))
+    wide = float(half_width(variance, ones + controls, horizon, alpha))
+    return Comparison(
+        metric, variant, ones, value, controls, base, apart, apart - wide, apart + wide,
+        explained, alpha,
+    )  # fmt: skip
+
+
+def _apart(one: Units, control: Units) -> tuple[float, float, float, float, float]:
+    """Both means, their difference, what covariates explain of it, and the variance that is
+    left."""
     value, moments = linear(one)
     base, base_moments = linear(control)
     gap = difference(moments, base_moments)
-    apart = gap.mean if abs(gap.mean) > ROUNDING * max(abs(value), abs(base)) else 0.0
     # One of two equal variants that has had no rare event yet shows no spread of its own.
-    variance = max(gap.variance, pooled_variance(moments, base_moments) * (1 - gap.explained))
-    wide = float(half_width(variance, len(one) + len(control), horizon, alpha))
-    return Comparison(
-        metric, variant, len(one), value, len(control), base, apart, apart - wide, apart + wide,
-        gap.explained, alpha,
-    )  # fmt: skip
+    pooled = pooled_variance(moments, base_moments) * (1 - gap.explained)
+    return value, base, gap.mean, gap.explained, max(gap.variance, pooled)
 
 
 def multinomial_evidence(counts: Sequence[float], shares: Sequence[float]) -> float:
@@ -133,7 +148,8 @@ def mismatch(
     were first. Once some took no part, nothing is expected of those that come under other shares:
     they may have been there all the time, and be new to the variants that grew alone."""
     counts, expected = dict.fromkeys(spec.variants, 0), dict.fromkeys(spec.variants, 0.0)
-    came, evidence, all_took_part = Counter(first_dealt(totals)), 0.0, True
+    came = Counter((variant, stage) for _, variant, stage in first_dealt(totals))
+    evidence, all_took_part = 0.0, True
     for stage, shares in enumerate(dealt or (spec.shares,)):
         whole = sum(shares.values())
         parts = [shares[name] / whole for name in counts]
@@ -146,18 +162,33 @@ def mismatch(
     return Mismatch(counts, expected, evidence)
 
 
+def _not_together(
+    totals: Mapping[Key, Total], dealt: Sequence[Mapping[str, float]]
+) -> list[set[str]]:
+    """For each of the shares that there were, the units that did not come under them."""
+    stages = {unit: stage for unit, _, stage in first_dealt(totals)}
+    return [
+        {unit for unit, came in stages.items() if came != stage}
+        for stage in range(max(1, len(dealt)))
+    ]
+
+
 def analyse(
     spec: ExperimentSpec, totals: Mapping[Key, Total], dealt: Sequence[Mapping[str, float]] = ()
 ) -> Analysis:
     """Every variant against the control. The first metric's alpha is shared among the variants;
     the other metrics have as much each, and decide nothing. dealt: as `mismatch` has it."""
     others = [name for name in spec.variants if name != spec.control]
+    away = moved(totals)
+    outs = [away | rest for rest in _not_together(totals, dealt)]
     found = []
     for metric in spec.metrics:
-        control = units_of(totals, spec.control, metric, spec.cuped)
+        controls = [units_of(totals, spec.control, metric, spec.cuped, out) for out in outs]
         for name in others:
-            one = units_of(totals, name, metric, spec.cuped)
-            if min(len(one), len(control)) >= LEAST:
+            ones = [units_of(totals, name, metric, spec.cuped, out) for out in outs]
+            both = zip(ones, controls, strict=True)
+            pairs = [pair for pair in both if min(map(len, pair)) >= LEAST]
+            if pairs:
                 alpha = spec.alpha / len(others)
-                found.append(compare(one, control, metric, name, alpha, spec.horizon))
-    return Analysis(tuple(found), mismatch(spec, totals, dealt), len(moved(totals)))
+                found.append(compare(pairs, metric, name, alpha, spec.horizon))
+    return Analysis(tuple(found), mismatch(spec, totals, dealt), len(away))

@@ -69,9 +69,9 @@ def moved(keys: Iterable[Key]) -> set[str]:
     return {unit for variant, unit, _ in keys if variants.setdefault(unit, variant) != variant}
 
 
-def first_dealt(keys: Collection[Key]) -> Iterator[tuple[str, int]]:
-    """Of each unit the variant that it had first, and at which stage; what says nothing of a stage
-    is of the first."""
+def first_dealt(keys: Collection[Key]) -> Iterator[tuple[str, str, int]]:
+    """Each unit with the variant that it had first, and at which stage; what says nothing of a
+    stage is of the first."""
     known: dict[str, dict[str, int]] = {}  # stages by unit and variant
     for variant, unit, name in keys:
         stages, number = known.setdefault(unit, {}), name.removeprefix(STAGE)
@@ -79,17 +79,18 @@ def first_dealt(keys: Collection[Key]) -> Iterator[tuple[str, int]]:
             stages[variant] = min(int(number), stages.get(variant, int(number)))
     for variant, unit, _ in keys:
         known[unit].setdefault(variant, 0)
-    for stages in known.values():
+    for unit, stages in known.items():
         first = min(stages.values())
-        yield from ((variant, stage) for variant, stage in stages.items() if stage == first)
+        yield from ((unit, variant, stage) for variant, stage in stages.items() if stage == first)
 
 
 def units_of(
-    totals: Mapping[Key, Total], variant: str, metric: str, cuped: tuple[str, ...]
-) -> Units:
-    """The units of a variant that have values of a metric and of covariates, and have been in no
-    other variant."""
-    out = moved(totals)
+    totals: Mapping[Key, Total], variant: str, metric: str, cuped: tuple[str, ...],
+    out: Collection[str] | None = None,
+) -> Units:  # fmt: skip
+    """The units of a variant that have values of a metric and of covariates. out: those that do
+    not count; if not given, those that have been in another variant."""
+    out = moved(totals) if out is None else out
     names = sorted(
         unit
         for of, unit, name in totals
