@@ -39,6 +39,10 @@ def test_who_has_refused_is_as_good_as_full_for_a_while() -> None:
         assert upstreams.choose(DEFAULT, "x", Ask(1)).lease is not None  # it is busy with the other
         lease = await queue.place(asked(), POOLS)
         assert time.monotonic() - began >= MOMENT and lease.upstream.rests == {}
+        lease.end(rest=30)
+        upstreams.down(lease.upstream, "gone")
+        upstreams.up(lease.upstream, {"m": ModelFigures()}, own=True)
+        assert upstreams.choose(DEFAULT, "m", Ask(1)).lease is not None
 
     asyncio.run(test())
 

@@ -146,6 +146,7 @@ class Upstreams:
             self._withdraw(upstream, upstream.models)
             self._tripped.pop(upstream.id, None)
             self._changed.pop(upstream.id, None)
+            self._woken(upstream)
             self._cut(upstream, "was removed")
             upstream.state = "down"
             self.freed()  # who waits for it alone has waited long enough
@@ -175,6 +176,12 @@ class Upstreams:
         upstream.rests[model] = loop.call_later(seconds, self._rested, upstream, model)
         self.changed(upstream)
 
+    def _woken(self, upstream: Upstream) -> None:
+        """What an upstream has said of being busy counts no longer."""
+        for timer in upstream.rests.values():
+            timer.cancel()
+        upstream.rests.clear()
+
     def _rested(self, upstream: Upstream, model: str) -> None:
         del upstream.rests[model]
         self.changed(upstream)
@@ -199,7 +206,9 @@ class Upstreams:
         self.freed()
 
     def down(self, upstream: Upstream, reason: str) -> None:
-        """The upstream does not answer; neither will what was asked of it."""
+        """The upstream does not answer; neither will what was asked of it. What comes back is
+        another, as far as is known."""
+        self._woken(upstream)
         if upstream.state in ("up", "starting") and upstream.reason != reason:
             LOG.warning("%s", reason)
         if upstream.state != "draining":
