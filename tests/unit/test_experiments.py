@@ -15,6 +15,7 @@ from octavo.errors import UsageError
 from octavo.experiments.analysis import (
     LEAST,
     analyse,
+    comparable,
     compare,
     half_width,
     linear,
@@ -148,13 +149,14 @@ def test_units_count_by_the_shares_that_there_were_when_they_came() -> None:
 
 
 def test_units_are_compared_with_those_that_came_under_the_same_shares() -> None:
-    """The service is faster when b gets half of the units than when it had a tenth."""
-    rng, found, dealt = np.random.default_rng(7), Totals(), ({"a": 0.9, "b": 0.1}, SPEC.shares)
+    """The service is faster when b gets as many units as a than when it had a tenth of them."""
+    rng, found, shares = np.random.default_rng(7), Totals(), [(0.1, 0.01), (0.1, 0.1), (0.5, 0.5)]
+    dealt = [{"a": a, "b": b} for a, b in shares]
     spec = msgspec.structs.replace(SPEC, metrics=("ttft",), cuped=())
     for unit in range(4000):
-        stage = unit // 2000
-        variant = "b" if rng.random() < dealt[stage]["b"] else "a"
-        ttft = (1.0, 0.8)[stage] * rng.lognormal(0, 0.4)
+        stage = 2 * (unit // 2000)
+        variant = "b" if rng.random() < (0.09, 0, 0.5)[stage] else "a"
+        ttft = (1.0, 0, 0.8)[stage] * rng.lognormal(0, 0.4)
         found.observe(spec, variant, f"u{unit}", RequestEvent("", 0, ttft=ttft))
         found.dealt(variant, f"u{unit}", stage)
     (same,) = analyse(spec, found.of, dealt).comparisons
@@ -164,6 +166,21 @@ def test_units_are_compared_with_those_that_came_under_the_same_shares() -> None
     (slower,) = analyse(spec, found.of, dealt).comparisons
     assert slower.decided and slower.low < 0.2 < slower.high
     assert slower.value - slower.control == pytest.approx(slower.difference)
+
+
+@pytest.mark.parametrize(
+    ("dealt", "stages"),
+    [
+        ([(50, 50)], [0]),
+        ([(90, 10), (50, 50)], [1]),  # of a those that came again have moved
+        ([(50, 10), (50, 50)], [0]),  # old units are new to b
+        ([(5, 5), (20, 20), (50, 50)], [0, 1, 2]),
+        ([(50, 10), (20, 10), (20, 50)], [1]),
+        ([(10, 1), (10, 10), (50, 50)], [0, 2]),
+    ],
+)
+def test_which_units_are_compared(dealt: list[tuple[int, int]], stages: list[int]) -> None:
+    assert comparable([{"a": a / 100, "b": b / 100} for a, b in dealt]) == stages
 
 
 def test_what_is_no_number_decides_nothing() -> None:

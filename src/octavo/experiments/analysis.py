@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -162,15 +163,27 @@ def mismatch(
     return Mismatch(counts, expected, evidence)
 
 
+def comparable(dealt: Sequence[Mapping[str, float]]) -> list[int]:
+    """Under which of the shares that there were, one after the other, came units that tell what
+    variants do. A variant that shrinks loses those of its units that come again, and keeps the
+    others. Where some units took no part, old ones are new to a variant that grows by more."""
+    found, least = [0], 0.5 / BUCKETS
+    for stage, (before, now) in enumerate(pairwise(dealt), 1):
+        if any(now[name] < before[name] - least for name in now):
+            found = []
+        factors = [now[name] / before[name] for name in now]
+        grew, evenly = max(factors) > 1, max(factors) - min(factors) < least
+        if sum(before.values()) > 1 - least or evenly or not grew:
+            found.append(stage)
+    return found
+
+
 def _not_together(
     totals: Mapping[Key, Total], dealt: Sequence[Mapping[str, float]]
 ) -> list[set[str]]:
-    """For each of the shares that there were, the units that did not come under them."""
+    """For each of the shares under which comparable units came, the units that did not."""
     stages = {unit: stage for unit, _, stage in first_dealt(totals)}
-    return [
-        {unit for unit, came in stages.items() if came != stage}
-        for stage in range(max(1, len(dealt)))
-    ]
+    return [{unit for unit, came in stages.items() if came != stage} for stage in comparable(dealt)]
 
 
 def analyse(
