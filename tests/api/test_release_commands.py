@@ -172,5 +172,6 @@ def test_nobody_answers() -> None:
 
 def test_a_plan() -> None:
     result = CliRunner().invoke(experiment, ["plan", "--rate", "0.1", "--effect", "0.1", "--per-day", "5000"])  # fmt: skip
-    assert result.output.startswith("54,108 units of both variants together, 10.8 days")
-    assert "(28,256 with one look" in result.output
+    assert result.output.startswith("56,498 units of both variants together, 11.3 days")
+    assert "(29,504 with one look" in result.output
+    assert result.output.endswith("\nin its file: horizon: 56498\n")

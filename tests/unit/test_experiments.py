@@ -197,10 +197,11 @@ def test_intervals_are_narrowest_near_their_horizon() -> None:
 
 def test_plans() -> None:
     found = rate_plan(0.1, 0.1, per_day=5000)
-    assert (found.units, found.fixed, found.days) == (54_108, 28_256, 54_108 / 5000)
+    assert (found.units, found.fixed, found.days) == (56_498, 29_504, 56_498 / 5000)
     assert plan(1.0, 1.0, 0.1, explained=0.5).fixed == math.ceil(plan(1.0, 1.0, 0.1).fixed / 2)
-    with pytest.raises(UsageError, match="between 0 and 1"):
-        rate_plan(1.0, 0.1)
+    for rate, effect, wrong in ((1.0, 0.1, "1"), (0.9, 0.5, "1.35"), (0.1, -1, "0")):
+        with pytest.raises(UsageError, match=f"between 0 and 1, not {wrong}"):
+            rate_plan(rate, effect)
     with pytest.raises(UsageError, match="other than 0"):
         plan(1.0, 1.0, 0.0)
     for alpha, power in ((0, 0.8), (1, 0.8), (0.05, 0), (0.05, 1)):
@@ -223,6 +224,16 @@ def test_a_plan_keeps_its_promise() -> None:
         variance = (a.var() + b.var()) / half
         found += b.mean() - a.mean() > half_width(variance, 2 * half, wanted.units, 0.05)
     assert abs(found / 300 - 0.8) < 0.07
+
+
+@pytest.mark.parametrize(("rate", "effect", "share"), [(0.1, 1.0, 0.5), (0.02, 0.5, 0.1)])
+def test_a_plan_of_a_rate_keeps_its_promise(rate: float, effect: float, share: float) -> None:
+    """Also where the rate that is looked for spreads more than that which is."""
+    rng, wanted = np.random.default_rng(6), rate_plan(rate, effect, share=share)
+    n, m = round(wanted.units * share), round(wanted.units * (1 - share))
+    b, a = rng.binomial(n, rate * (1 + effect), 2000) / n, rng.binomial(m, rate, 2000) / m
+    variance = b * (1 - b) / n + a * (1 - a) / m
+    assert np.mean(b - a > half_width(variance, n + m, wanted.units, 0.05)) > 0.78
 
 
 def test_the_page() -> None:

@@ -56,6 +56,7 @@ def plan(
     days = "" if found.days is None else f", {found.days:.1f} days"
     say(f"{found.units:,} units of both variants together{days}, looked at as often as one likes")
     say(f"({found.fixed:,} with one look at the end; a large effect is found earlier)")
+    say(f"in its file: horizon: {found.units}")
 
 
 @experiment.command()

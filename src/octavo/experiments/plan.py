@@ -70,8 +70,13 @@ def _plan(
     return SamplePlan(effect, alpha, power, high, fixed, days)
 
 
-def rate_plan(rate: float, effect: float, **more: float | None) -> SamplePlan:
-    """The same for a rate, like that of thumbs up."""
-    if not 0 < rate < 1:
-        raise UsageError(f"a rate lies between 0 and 1, not {rate:g}")
-    return plan(rate, math.sqrt(rate * (1 - rate)), effect, **more)  # type: ignore[arg-type]
+def rate_plan(rate: float, effect: float, share: float = 0.5, **more: float | None) -> SamplePlan:
+    """The same for a rate, like that of thumbs up: what it would be has a spread of its own."""
+    changed = rate * (1 + effect)
+    for value in (rate, changed):
+        if not 0 < value < 1:
+            raise UsageError(f"a rate lies between 0 and 1, not {value:g}")
+    both = (1 - share) * rate + share * changed
+    apart = share * rate * (1 - rate) + (1 - share) * changed * (1 - changed)
+    deviation = math.sqrt(max(apart, both * (1 - both), 0.0))  # as `compare` has it
+    return plan(rate, deviation, effect, share=share, **more)  # type: ignore[arg-type]
