@@ -32,6 +32,13 @@ class DatabaseError(OctavoError):
     """The database cannot be used. Whoever has work for it keeps it and tries again."""
 
 
+class Unreadable(DatabaseError):
+    """What is kept was written by another version of Octavo, or was damaged."""
+
+    def __init__(self, what: str, why: Exception) -> None:
+        super().__init__(f"the database has {what} that this version of Octavo cannot read: {why}")
+
+
 class Conflict(OctavoError):
     """Somebody else wrote it first."""
 

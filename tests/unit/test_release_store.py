@@ -112,6 +112,20 @@ def test_a_pause_is_recorded_as_it_is_made(database: Database) -> None:
     assert [detail for _, detail in trail[1:]] == ["pause by bob", "resume by bob", "pause by bob"]
 
 
+def test_what_another_version_wrote_is_no_traceback(database: Database) -> None:
+    ReleaseStore(database).start(SPEC, start(5.0), "ann")
+    ExperimentStore(database).start(spec(a=50, b=50), 5.0, "ann")
+    with database.transaction() as db:
+        for table in ("releases", "experiments"):
+            db.execute(f"""update {table} set spec = replace(spec, '"model"', '"of"')""")
+    with pytest.raises(
+        DatabaseError, match="the release rel_.* this version of Octavo cannot read"
+    ):
+        Releases(ReleaseStore(database))
+    with pytest.raises(DatabaseError, match="the experiment .* this version of Octavo cannot read"):
+        Experiments(ExperimentStore(database))
+
+
 def test_two_who_promote_the_same_step_promote_it_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.database import Conflict, Database
+from octavo.database import Conflict, Database, Unreadable
 from octavo.errors import RequestError, UsageError
 from octavo.experiments.spec import ExperimentSpec
 from octavo.experiments.totals import Key, Total
@@ -172,7 +172,10 @@ def _json(value: Any) -> str:
 
 def _experiment(row: tuple[Any, ...]) -> Experiment:
     text, kept, created, ended, version = row
-    spec, found = msgspec.json.decode(text, type=ExperimentSpec), msgspec.json.decode(kept)
-    allocation = Allocation(tuple(Range(**part) for part in found["ranges"]))
+    try:
+        spec, found = msgspec.json.decode(text, type=ExperimentSpec), msgspec.json.decode(kept)
+        allocation = Allocation(tuple(Range(**part) for part in found["ranges"]))
+    except (msgspec.DecodeError, TypeError, LookupError) as e:
+        raise Unreadable(f"the experiment {text[:64]!r}", e) from None
     dealt = tuple(found.get("dealt", [spec.shares]))  # which older ones did not keep
     return Experiment(spec, allocation, created, dealt, bool(ended), int(version))

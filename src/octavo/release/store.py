@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from octavo.database import Conflict, Database, DatabaseConnection
+from octavo.database import Conflict, Database, DatabaseConnection, Unreadable
 from octavo.errors import RequestError
 from octavo.release.machine import ENDED, State
 from octavo.release.spec import ReleaseSpec
@@ -188,7 +188,10 @@ def _json(value: Any) -> str:
 
 def _release(row: tuple[Any, ...]) -> Release:
     id, spec, state, created, version = row
-    return Release(
-        id, msgspec.json.decode(spec, type=ReleaseSpec), State(**msgspec.json.decode(state)),
-        created, int(version),
-    )  # fmt: skip
+    try:
+        return Release(
+            id, msgspec.json.decode(spec, type=ReleaseSpec), State(**msgspec.json.decode(state)),
+            created, int(version),
+        )  # fmt: skip
+    except (msgspec.DecodeError, TypeError) as e:
+        raise Unreadable(f"the release {id}", e) from None
