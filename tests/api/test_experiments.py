@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
+from click.testing import CliRunner
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from octavo.cli.experiment import experiment
 from octavo.database import open_database
 from octavo.experiments.store import ExperimentStore
 from octavo.gateway.state import TABLES
-from tests.api.test_releases import Client, gateway, sound
+from tests.api.test_releases import ADMIN, Client, gateway, sound
 
 LOOK = 1.2  # seconds after which a gateway has read what there is
 
@@ -124,5 +127,32 @@ def test_who_asks_is_told_that_the_database_is_away(tmp_path: Path) -> None:
                 status, error = await client.admin(method, path, body)
                 assert (status, error["error"]["code"]) == (503, "database")
                 assert "state.sqlite3 cannot be used" in error["error"]["message"]
+
+    asyncio.run(test())
+
+
+def test_commands_list_experiments_and_change_their_shares(tmp_path: Path) -> None:
+    given = {"id": "x", "model": "m", "control": "a", "metrics": ["ttft", "thumbs"],
+             "variants": {"a": {"weight": 50}, "b": {"weight": 10}}}  # fmt: skip
+    file = tmp_path / "x.yaml"
+    file.write_text(json.dumps(given))
+
+    async def test() -> None:
+        async with gateway(default=sound()) as at:
+            for words, code, says in (
+                (("list",), 0, "no experiment yet"),
+                (("start", str(file)), 0, "x has begun: a 50 %, b 10 %"),
+                (("shares", "x", "b=40", "a=50"), 0, "x from now on: b 40 %, a 50 %"),
+                (("shares", "x", "b=many"), 1, "'b=many' are no weights"),
+                (("shares", "x", "c=4"), 1, "c"),
+                (("list",), 0, "x   m      runs   a 50 %, b 40 %"),
+                (("report", "x"), 0, "too few units yet: ttft of b, thumbs of b"),
+                (("stop", "x"), 0, "x has ended"),
+                (("list",), 0, "ended"),
+            ):
+                words = (*words, "--server", at, "--admin-key", ADMIN)
+                result = await asyncio.to_thread(CliRunner().invoke, experiment, words)
+                said = result.output + str(result.exception or "")
+                assert (result.exit_code, says in said) == (code, True), said
 
     asyncio.run(test())

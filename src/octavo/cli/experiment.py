@@ -75,6 +75,39 @@ def start(file: Path, server: str, admin_key: str | None) -> None:
     )
 
 
+@experiment.command("list")
+@gateway_options
+@json_flag
+def list_(server: str, admin_key: str | None, as_json: bool) -> None:
+    """Show all experiments and the weights of their variants."""
+    found = Remote(server, admin_key).object("/v1/experiments")
+    if as_json:
+        return say_json(found)
+    rows = [
+        (one["id"], one["spec"]["model"], "ended" if one["ended"] else "runs",
+         ", ".join(f"{n} {v['weight']:g} %" for n, v in one["spec"]["variants"].items()))
+        for one in found["experiments"]
+    ]  # fmt: skip
+    table(rows, ("id", "model", "state", "variants")) if rows else say("no experiment yet")
+
+
+@experiment.command()
+@click.argument("id")
+@click.argument("weights", nargs=-1, required=True, metavar="VARIANT=WEIGHT…")
+@gateway_options
+def shares(id: str, weights: tuple[str, ...], server: str, admin_key: str | None) -> None:
+    """Change how many percent of the units have variants of the experiment ID."""
+    pairs = [one.rpartition("=") for one in weights]
+    try:
+        wanted = {name: float(weight) for name, _, weight in pairs}
+    except ValueError:
+        raise UsageError(f"{' '.join(weights)!r} are no weights", f"{id} a=80 b=20") from None
+    Remote(server, admin_key).ask(
+        f"/v1/experiments/{quote(id, safe='')}/shares", {"weights": wanted}
+    )
+    say(f"{id} from now on: {', '.join(f'{n} {w:g} %' for n, w in wanted.items())}")
+
+
 @experiment.command()
 @click.argument("id")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
@@ -91,7 +124,8 @@ def report(id: str, html: Path | None, server: str, admin_key: str | None, as_js
     if as_json:
         return say_json(found)
     counts = ", ".join(f"{name} {n:,}" for name, n in found["mismatch"]["counts"].items())
-    say(f"units: {counts}")
+    moved = found["moved"]
+    say(f"units: {counts}" + (f"; {moved:,} that changed their variant left out" if moved else ""))
     if found["mismatch"]["found"]:
         return say("the variants do not have their shares of the units: nothing can be said")
     rows = [
@@ -101,7 +135,10 @@ def report(id: str, html: Path | None, server: str, admin_key: str | None, as_js
         for c in found["comparisons"]
     ]  # fmt: skip
     columns = ("metric", "variant", "mean", "control", "difference", "interval", "explained")
-    table(rows, (*columns, "decided"), right=(2, 3, 4, 5, 6)) if rows else say("too few units yet")
+    if rows:
+        table(rows, (*columns, "decided"), right=(2, 3, 4, 5, 6))
+    if found["waiting"]:
+        say(f"too few units yet: {', '.join(found['waiting'])}")
 
 
 @experiment.command()

@@ -59,11 +59,13 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Analysis:
-    """moved: units that changed their variant, and are left out."""
+    """moved: units that changed their variant, and are left out. waiting: metrics and variants of
+    which there are too few units yet."""
 
     comparisons: tuple[Comparison, ...]
     mismatch: Mismatch
     moved: int
+    waiting: tuple[str, ...]
 
 
 def half_width(
@@ -194,7 +196,7 @@ def analyse(
     others = [name for name in spec.variants if name != spec.control]
     away = moved(totals)
     outs = [away | rest for rest in _not_together(totals, dealt)]
-    found = []
+    found, waiting = [], []
     for metric in spec.metrics:
         controls = [units_of(totals, spec.control, metric, spec.cuped, out) for out in outs]
         for name in others:
@@ -204,4 +206,6 @@ def analyse(
             if pairs:
                 alpha = spec.alpha / len(others)
                 found.append(compare(pairs, metric, name, alpha, spec.horizon))
-    return Analysis(tuple(found), mismatch(spec, totals, dealt), len(away))
+            else:
+                waiting.append(f"{metric} of {name}")
+    return Analysis(tuple(found), mismatch(spec, totals, dealt), len(away), tuple(waiting))

@@ -160,7 +160,7 @@ class Trials:
             unsound = found.mismatch.found
             return encode({
                 "id": id, "mismatch": {"found": unsound, **asdict(found.mismatch)},
-                "moved": found.moved,
+                "moved": found.moved, "waiting": found.waiting,
                 "comparisons": [] if unsound else [
                     {**asdict(c), "decided": c.decided} for c in found.comparisons
                 ],
