@@ -368,3 +368,36 @@ def run(command: Any, at: str, *words: str) -> str:
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.output
+
+
+def test_a_gateway_without_the_canarys_pool_says_nothing_of_it(tmp_path: Path) -> None:
+    """An admin has added it to the other one by hand; here the old version answers."""
+    file = str(tmp_path / "state.sqlite3")
+    spec = {"model": "m", "canary": "next", "steps": [50, 100], "hold": 60, "min_events": 10}
+
+    async def test() -> None:
+        async with (
+            gateway(file, default=sound(), next=sound()) as one,
+            gateway(file, default=sound()) as other,
+            aiohttp.ClientSession() as session,
+        ):
+            first, second = Client(session, one), Client(session, other)
+            assert (await first.admin("POST", "/v1/releases", spec))[0] == 200
+            await async_until_known(second)
+            for _ in range(40):
+                await second.ask()
+            assert (second.status, second.versions) == ({200: 40}, {"stable": 40})
+            while first.versions["canary"] < 10:
+                await first.ask()
+            assert await first.phase() == await second.phase() == "running"
+            await asyncio.sleep(1)  # gateways tell of what they have seen after a quarter
+            report = (await first.admin("GET", "/v1/releases?model=m"))[1]
+            assert report["phase"] == "running"
+
+    async def async_until_known(client: Client) -> None:
+        async with asyncio.timeout(10):
+            while (await client.ask()).headers.get("x-version") is None:
+                await asyncio.sleep(0.05)
+        client.status.clear(), client.versions.clear()
+
+    asyncio.run(test())

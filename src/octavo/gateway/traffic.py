@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 
@@ -142,11 +143,18 @@ class Traffic:
         # Not by the key: most have one for all that they send, which would be one unit.
         unit = next(name for kind, name in units.items() if kind != "key" and name)
         assigned = self._releases.assign(model, unit)
-        if assigned is not None and not assigned.watched and not self.known(assigned.pool):
-            assigned = None  # what a release left is gone since: the model's own pool counts
+        if assigned is not None and not self.known(assigned.pool):
+            assigned = self._without(assigned)
         watched = chosen is not None or (assigned is not None and assigned.watched)
         route = self.models.get(model, OTHER)
         return Dealt(model, route, assigned, chosen, Seen() if watched else None, prompt)
+
+    def _without(self, assigned: Assigned) -> Assigned | None:
+        """Who answers where there is no such pool: while a release goes on the old version, of
+        which nobody learns, as another gateway may have that pool; else the model's own pool."""
+        if not (assigned.watched and self.known(assigned.stable)):
+            return None
+        return replace(assigned, pool=assigned.stable, arm=STABLE, watched=False)
 
     def serving(self, model: str, last: Release | None) -> str:
         """The pool that serves a model, whose last release was this and has ended."""
