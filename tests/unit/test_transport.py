@@ -142,7 +142,7 @@ def test_a_kept_connection_that_closes_as_it_is_asked_is_replaced_once() -> None
         await transport.close()
         server.close()
 
-    uvloop.run(test())
+    uvloop.run(asyncio.wait_for(test(), 10))
 
 
 def test_what_follows_a_body_is_no_header() -> None:
