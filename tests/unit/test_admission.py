@@ -129,7 +129,7 @@ def test_a_pool_of_which_nobody_is_there_is_waited_for() -> None:
         queue = queue_of(upstreams, seconds=MOMENT)
         with pytest.raises(UnknownModel):
             await queue.place(asked(), ("later",))
-        queue.has = lambda pool: pool == "later"
+        queue.known = lambda pool: pool == "later"
         with pytest.raises(NoUpstream):
             await queue.place(asked(), ("later",))
         late = upstreams.add(Place("http://b", "later"))

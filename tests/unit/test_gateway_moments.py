@@ -58,6 +58,16 @@ def whole(body: bytes) -> bytes:
     return (head % len(body)).encode() + body
 
 
+def relaying(upstreams: Upstreams, transport: Transport) -> tuple[Relay, UpstreamQueue]:
+    """What passes requests on to upstreams, and where these wait."""
+    database = open_database(None, TABLES)
+    experiments = Experiments(ExperimentStore(database))
+    traffic = Traffic(Releases(ReleaseStore(database)), experiments, cast(Any, None))
+    health = Health(upstreams, transport, HealthCheck())
+    queue = UpstreamQueue(upstreams, WaitLimits())
+    return Relay(queue, transport, health, traffic, lambda _: None, False), queue
+
+
 @asynccontextmanager
 async def upstream(answer: Answering) -> AsyncIterator[str]:
     """The URL of a server that answers each request so."""
@@ -330,12 +340,7 @@ def test_a_client_that_leaves_while_a_hedge_is_settled_leaves_nothing(
             upstreams, transport = Upstreams("least-load"), Transport(Timeouts())
             for url in (one, other):
                 upstreams.up(upstreams.add(Place(url)), {"m": ModelFigures()}, False)
-            database = open_database(None, TABLES)
-            experiments = Experiments(ExperimentStore(database))
-            traffic = Traffic(Releases(ReleaseStore(database)), experiments, cast(Any, None))
-            health = Health(upstreams, transport, HealthCheck())
-            queue = UpstreamQueue(upstreams, WaitLimits())
-            relay = Relay(queue, transport, health, traffic, lambda _: None, False)
+            relay, queue = relaying(upstreams, transport)
             monkeypatch.setattr(relay.hedges, "wait", 0.1)
             body = b'{"model":"m","prompt":"x","stream":true,"n":2}'
             path = "/v1/completions"

@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import uvloop
 from starlette.responses import Response
 
-from octavo.database import open_database
-from octavo.experiments.controller import Experiments
-from octavo.experiments.store import ExperimentStore
-from octavo.gateway.admission import UpstreamQueue, WaitLimits
 from octavo.gateway.body import Relayed, read_outline
 from octavo.gateway.config import Model
 from octavo.gateway.errors import UpstreamFailed
-from octavo.gateway.health import Health, HealthCheck
 from octavo.gateway.job import RelayJob
 from octavo.gateway.passage import Passage
-from octavo.gateway.relay import Relay
-from octavo.gateway.state import TABLES
-from octavo.gateway.traffic import Dealt, Traffic
+from octavo.gateway.traffic import Dealt
 from octavo.gateway.transport import Answer, Timeouts, Transport
 from octavo.gateway.upstream import ModelFigures, Place
 from octavo.gateway.upstreams import Upstreams
 from octavo.generate.reply import Usage
-from octavo.release.controller import Releases
-from octavo.release.store import ReleaseStore
 from octavo.server.exchange import Exchange
-from tests.unit.test_gateway_moments import FOREVER, STREAM, upstream
+from tests.unit.test_gateway_moments import FOREVER, STREAM, relaying, upstream
 
 EVENT = b'data: {"choices":[{"text":"a"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -59,12 +50,7 @@ async def begun(
     async with upstream(answers) as url:
         upstreams, transport = Upstreams(), Transport(timeouts)
         upstreams.up(upstreams.add(Place(url)), {"m": ModelFigures()}, own)
-        database = open_database(None, TABLES)
-        experiments = Experiments(ExperimentStore(database))
-        traffic = Traffic(Releases(ReleaseStore(database)), experiments, cast(Any, None))
-        health = Health(upstreams, transport, HealthCheck())
-        queue = UpstreamQueue(upstreams, WaitLimits())
-        relay = Relay(queue, transport, health, traffic, lambda _: None, False)
+        relay, queue = relaying(upstreams, transport)
         job, said = a_job(), b""
         lease = await queue.place(job.asked, job.dealt.pools, job.failed, None)
         job.lease = lease

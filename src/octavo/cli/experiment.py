@@ -96,7 +96,7 @@ def list_(server: str, admin_key: str | None, as_json: bool) -> None:
 @click.argument("weights", nargs=-1, required=True, metavar="VARIANT=WEIGHT…")
 @gateway_options
 def shares(id: str, weights: tuple[str, ...], server: str, admin_key: str | None) -> None:
-    """Change how many percent of the units of the experiment ID variants have, VARIANT=WEIGHT…."""
+    """Give variants of the experiment ID these percentages of the units: VARIANT=WEIGHT…."""
     pairs = [one.rpartition("=") for one in weights]
     try:
         wanted = {name: float(weight) for name, _, weight in pairs}

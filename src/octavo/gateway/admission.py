@@ -36,7 +36,7 @@ class UpstreamQueue:
 
     def __init__(self, upstreams: Upstreams, limits: WaitLimits) -> None:
         self._upstreams, self.limits = upstreams, limits
-        self.has: Callable[[str], bool] = upstreams.has  # whether somebody can be in a pool
+        self.known: Callable[[str], bool] = upstreams.has  # whether there is such a pool
         self._lines, self._answers = WaitingLines(), AnswerRate()
         self._closed = False
         upstreams.freed = self._freed
@@ -113,9 +113,10 @@ class UpstreamQueue:
         there, and last at one that is barred; None: all are busy or down. Raises UnknownModel for a
         model that nobody serves, once it is known, and KeeperGone if the only one that can answer
         was removed."""
-        model, known = asked.outline.model or "", False
+        model, served = asked.outline.model or "", False
         never = self._never(asked)
-        passes = [({*barred, *never}, False), ({*barred, *never}, True)]
+        rather_not = {*barred, *never}
+        passes = [(rather_not, False), (rather_not, True)]
         if barred:
             passes.append((never, True))
         for kept_out, broken in passes:
@@ -124,11 +125,11 @@ class UpstreamQueue:
                 found = self._upstreams.choose(each, model, asked.ask, kept_out, broken)
                 if found.lease is not None:
                     return found.lease
-                known |= found.known
+                served |= found.known
                 full |= found.full
             if full:  # rather wait for who is sound
                 return None
-        if not known:
+        if not served:
             self._check_known(model, pools)
         return None
 
@@ -144,7 +145,7 @@ class UpstreamQueue:
     def _check_known(self, model: str, pools: Pools) -> None:
         """Raises UnknownModel if all who might serve a model have said what they do."""
         states = {up.state for up in self._upstreams if up.place.pool in pools}
-        if not states and not any(self.has(pool) for pool in pools):
+        if not states and not any(self.known(pool) for pool in pools):
             states = {up.state for up in self._upstreams}  # nobody can be in these
         if "up" in states and "starting" not in states:
             names = sorted({name for up in self._up(pools) for name in up.models})

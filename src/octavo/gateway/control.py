@@ -74,7 +74,7 @@ class Control:
         self._started, self._parts = started, parts
         self._members = Members(parts.upstreams, parts.health)
         self.local = self._members.local
-        parts.traffic.known = parts.admission.has = self._known
+        parts.traffic.known = parts.admission.known = self._known
         self._one = asyncio.Lock()
         self._reloading: asyncio.Task[None] | None = None  # which nobody else refers to
 
@@ -125,7 +125,7 @@ class Control:
         parts.relay.cache.limit = config.response_cache
         parts.upstreams.configure(config.routing, config.max_inflight)
         if config.pools != self.config.pools:
-            parts.relay.cache.renew()
+            parts.relay.cache.forget()
         self._members.swap(found)
         self.config = config
         if who != "start":

@@ -63,7 +63,7 @@ class RelayJob:
             return self.asked.body
         due, body = self.due, self.asked.body
         if due is not None:
-            body = lasting(body, due)
+            body = with_time_left(body, due)
         if self.resume is None:
             return body
         tokens = [] if self.follower is None else self.follower.tokens
@@ -133,7 +133,7 @@ class RelayJob:
         return self.chunks if self.follower is None else len(self.follower.tokens)
 
 
-def lasting(body: bytes, due: float) -> bytes:
+def with_time_left(body: bytes, due: float) -> bytes:
     """A body, an object of JSON with a `timeout`, with what is left of that now: what comes last
     counts. A server takes it from when it is asked."""
     left = max(MIN_TIMEOUT, round(due - time.monotonic(), 3))

@@ -253,7 +253,7 @@ class Relay:
             if answer.status == 200 and answer.media_type in STREAMS:
                 data = await answer.read()
                 check_stream(answer, data, up.own)
-                answer.hurry(timeouts.idle if own else timeouts.foreign)
+                answer.limit_pauses(timeouts.idle if own else timeouts.foreign)
                 lease.first()
                 return answer, data
             return self._whole(job, lease, answer, await answer.whole())

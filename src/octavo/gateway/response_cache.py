@@ -102,8 +102,8 @@ class ResponseCache:
         self._coming: dict[bytes, asyncio.Event] = {}
         self.size = self.hits = self.misses = self.generation = 0
 
-    def renew(self) -> None:
-        """Others answer from now on."""
+    def forget(self) -> None:
+        """Forgets all answers, also those that are on their way: others answer from now on."""
         self.generation += 1
         self._kept.clear()
         self.size = 0

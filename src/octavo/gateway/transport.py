@@ -68,7 +68,7 @@ class Answer:
         else:
             self._timer = self._loop.call_later(due - now, self._look)
 
-    def hurry(self, idle: float) -> None:
+    def limit_pauses(self, idle: float) -> None:
         """It may pause so long from now on."""
         self._idle = idle
         self._timer.cancel()

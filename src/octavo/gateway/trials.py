@@ -91,7 +91,7 @@ class Trials:
             Endpoint("/v1/experiments/{id}/stop", "POST", self.stop),
             Endpoint("/v1/feedback", "POST", self.feedback, FeedbackBody),
         ]
-        return [Endpoint(e.path, e.method, with_state(e.handler), e.body) for e in found]
+        return [Endpoint(e.path, e.method, with_database(e.handler), e.body) for e in found]
 
     # -- releases -----------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ def _refusing(param: str | None = None) -> Iterator[None]:
         raise InvalidValue(str(e), param) from None
 
 
-def with_state(handler: Handler) -> Handler:
+def with_database(handler: Handler) -> Handler:
     """A handler that uses the database; who asks is told if that is away."""
 
     @wraps(handler)

@@ -16,7 +16,7 @@ from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.config import GatewayConfig, LocalModel, Model, UpstreamPool
 from octavo.gateway.config_admin import applied
 from octavo.gateway.control import Control
-from octavo.gateway.trials import asker, card, with_state
+from octavo.gateway.trials import asker, card, with_database
 from octavo.gateway.upstreams import Upstreams
 from octavo.release import spec as release_spec
 from octavo.release.controller import Releases
@@ -57,7 +57,7 @@ class Updates:
         self._bodies = Bodies()
 
     def table(self) -> list[Endpoint]:
-        return [Endpoint("/v1/releases/update", "POST", with_state(self.update), UpdateBody)]
+        return [Endpoint("/v1/releases/update", "POST", with_database(self.update), UpdateBody)]
 
     async def update(self, request: Request) -> Response:
         """Begins the release of a new version of a local model, once its servers answer."""

@@ -146,7 +146,7 @@ class Upstreams:
             self._withdraw(upstream, upstream.models)
             self._tripped.pop(upstream.id, None)
             self._changed.pop(upstream.id, None)
-            self._woken(upstream)
+            self._wake(upstream)
             self._cut(upstream, "was removed")
             upstream.state = "down"
             self.freed()  # who waits for it alone has waited long enough
@@ -176,7 +176,7 @@ class Upstreams:
         upstream.rests[model] = loop.call_later(seconds, self._rested, upstream, model)
         self.changed(upstream)
 
-    def _woken(self, upstream: Upstream) -> None:
+    def _wake(self, upstream: Upstream) -> None:
         """What an upstream has said of being busy counts no longer."""
         for timer in upstream.rests.values():
             timer.cancel()
@@ -208,7 +208,7 @@ class Upstreams:
     def down(self, upstream: Upstream, reason: str) -> None:
         """The upstream does not answer; neither will what was asked of it. What comes back is
         another, as far as is known."""
-        self._woken(upstream)
+        self._wake(upstream)
         if upstream.state in ("up", "starting") and upstream.reason != reason:
             LOG.warning("%s", reason)
         if upstream.state != "draining":
