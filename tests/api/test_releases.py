@@ -387,8 +387,9 @@ def test_a_gateway_without_the_canarys_pool_says_nothing_of_it(tmp_path: Path) -
             for _ in range(40):
                 await second.ask()
             assert (second.status, second.versions) == ({200: 40}, {"stable": 40})
-            while first.versions["canary"] < 10:
-                await first.ask()
+            async with asyncio.timeout(10):
+                while first.versions["canary"] < 10:
+                    await first.ask()
             assert await first.phase() == await second.phase() == "running"
             await asyncio.sleep(1)  # gateways tell of what they have seen after a quarter
             report = (await first.admin("GET", "/v1/releases?model=m"))[1]
