@@ -9,17 +9,20 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from octavo.database import Conflict, DatabaseError
 from octavo.errors import DoesNotFit, InvalidValue, UsageError
 from octavo.gateway import control as control_module
 from octavo.gateway import local as local_module
+from octavo.gateway import updates as updates_module
 from octavo.gateway.admin import Admin
 from octavo.gateway.admission import UpstreamQueue, WaitLimits
 from octavo.gateway.config import ConfigFile, GatewayConfig, LocalModel, Model, UpstreamPool
+from octavo.gateway.config_history import Applied
 from octavo.gateway.control import ConfigChanged, Control, Parts, Started
 from octavo.gateway.health import Health, HealthCheck
 from octavo.gateway.local import LocalPool, LocalServers
@@ -96,6 +99,28 @@ def test_the_pool_that_won_is_not_ended_with_the_other() -> None:
     assert sorted(_decided(config, SPEC, "default-next").pools) == ["default", "other"]
     with pytest.raises(UsageError, match="^pool 'default-next', which won, was removed meanwhile"):
         _decided(_without(config, "default-next"), SPEC, "default")
+
+
+def test_an_update_whose_end_meets_no_database_ends_once_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(updates_module, "AGAIN", 0.01)
+
+    async def run() -> None:
+        async with controlled() as control:
+            put, away = control.history.put, [DatabaseError("it is away"), Conflict("another's")]
+
+            def sometimes(*given: Any) -> Applied:
+                if away:
+                    raise away.pop()
+                return put(*given)
+
+            monkeypatch.setattr(control.history, "put", sometimes)
+            updates = Updates(control, *cast(Any, (None, None, None)))
+            await updates._changed("m", partial(_without, name="default"), "octavo")
+            assert not away and sorted(control.config.pools) == ["default-next", "other"]
+
+    asyncio.run(run())
 
 
 def test_an_update_begins_with_the_pools_that_it_was_planned_for() -> None:

@@ -60,6 +60,8 @@ def test_a_file() -> None:
     [
         ("pools: [", "it is no YAML: expected the node content, but found '<stream end>', line 1"),
         ("pools: 2001-13-45", "it is no YAML: month must be in 1..12"),
+        ("hedge: 1\npools: {}\nhedge: 2", "line 3 has the key 'hedge' once more"),
+        ("pools: {a: {dns: []},\n  a: {}}", "line 2 has the key 'a' once more"),
         ("[]", "the configuration: Expected `object`, got `array`"),
         ("routng: cost", "routng is no field of the configuration"),
         ("pools: {a: {upstream: x}}", "pools.a.upstream is no field of the configuration"),

@@ -19,7 +19,8 @@ from octavo.balance.chain import text_chain
 from octavo.balance.cost import Ask
 from octavo.engine.request import MIN_TIMEOUT
 from octavo.errors import DeadlineExceeded, InvalidValue, Overloaded, UsageError
-from octavo.experiments.controller import Experiments
+from octavo.experiments.controller import Chosen, Experiments
+from octavo.experiments.spec import Variant
 from octavo.gateway.admission import UpstreamQueue, WaitLimits
 from octavo.gateway.answer_rate import AnswerRate
 from octavo.gateway.answers import complete
@@ -145,6 +146,7 @@ def test_choices_that_say_the_same_do_not_repeat_themselves() -> None:
     assert (seen.repeating, seen.empty) == (True, False)  # as a server may write that has one
 
 
+@pytest.mark.parametrize("space", ["", " "])
 @pytest.mark.parametrize(
     ("said", "empty"),
     [({"content": ""}, True), ({"role": "assistant", "content": None}, True),
@@ -153,14 +155,14 @@ def test_choices_that_say_the_same_do_not_repeat_themselves() -> None:
      ({"function_call": {"name": "f", "arguments": ""}}, False)],
 )  # fmt: skip
 def test_an_answer_with_thoughts_or_calls_alone_is_not_empty(
-    said: dict[str, object], empty: bool
+    said: dict[str, object], empty: bool, space: str
 ) -> None:
     for name in ("message", "delta"):
         seen, answer = Seen(), {"choices": [{name: said, "finish_reason": "length"}]}
         if name == "message":
             seen.whole(json.dumps(answer).encode())
         else:
-            seen.feed(f"data: {json.dumps(answer)}\n\n".encode())
+            seen.feed(f"data:{space}{json.dumps(answer)}\n\n".encode())
         assert seen.empty == empty
 
 
@@ -181,6 +183,32 @@ def test_a_prompt_that_is_only_computed_is_no_empty_answer(most: int, empty: boo
     ended = Finished("m", "canary", "a", "p", 200, None, 1.0, 1.0, None, 5, 0, 0, 0)
     traffic.ended(dealt, asked(max_tokens=most), ended, 0, 1, False)
     assert [event.empty for event in told] == [empty]
+
+
+@pytest.mark.parametrize(("retries", "blamed"), [(1, [True]), (0, [])])
+def test_who_answers_in_a_versions_place_is_blamed_on_the_version_alone(
+    retries: int, blamed: list[bool]
+) -> None:
+    """An experiment wants to know what its client got, whoever that came from."""
+    versions: list[RequestEvent] = []
+    variants: list[RequestEvent] = []
+
+    class Told:
+        def observe(self, model: str, assigned: Assigned, event: RequestEvent) -> None:
+            versions.append(event)
+
+    class Counted:
+        def observe(self, chosen: Chosen, event: RequestEvent) -> None:
+            variants.append(event)
+
+    traffic = Traffic(cast(Releases, Told()), cast(Experiments, Counted()), cast(Shadow, None))
+    assigned = Assigned("r", "next", "canary", 0, True, "default", "next", 0.0)
+    chosen = Chosen("e", "a", Variant(weight=1), "u", 0)
+    dealt = Dealt("m", Model(), assigned, chosen, Seen())
+    ended = Finished("m", "canary", "a", "default", 200, None, 1.0, 0.5, 0.1, 5, 3, retries, 0, 0)
+    traffic.ended(dealt, asked(), ended, 0, 1, False)
+    assert [event.failed for event in versions] == blamed
+    assert [(event.failed, event.ttft) for event in variants] == [(False, 0.5)]
 
 
 def test_operations_have_the_names_of_the_servers() -> None:

@@ -453,7 +453,7 @@ async def test_experiments_of_two_gateways(url: str) -> None:
             assert dealt.setdefault(number, chosen) == chosen
             if chosen is not None:
                 gateway.observe(chosen, RequestEvent("", 0, ttft=0.1, prompt_tokens=7))
-                gateway.feedback("e", "thumbs", 1.0, {"user": str(number)})
+                gateway.feedback("e", "thumbs", number % 2, {"user": str(number)})
     counts = [sum(c is not None and c.name == n for c in dealt.values()) for n in "ab"]
     assert 100 < counts[0] < 200 and 10 < counts[1] < 60
     await one.tick()
@@ -462,7 +462,12 @@ async def test_experiments_of_two_gateways(url: str) -> None:
     assert sum(t.count for (_, _, n), t in totals.items() if n == "ttft") == 2 * sum(counts)
     assert all(t.total == 14 for (_, _, n), t in totals.items() if n == "prompt_tokens")
     assert list(analysis.mismatch.counts.values()) == counts
-    assert analysis.comparisons[0].value == analysis.comparisons[0].control == 1.0
+    (thumbs,) = analysis.comparisons
+    odd = {n for n, chosen in dealt.items() if chosen is not None and n % 2}
+    named = {n for n in odd if dealt[n].name == "b"}
+    assert thumbs.metric == "thumbs" and thumbs.value == pytest.approx(len(named) / counts[1])
+    assert thumbs.control == pytest.approx(len(odd - named) / counts[0])
+    assert analysis.waiting == ("ttft of b",)  # which is the same for all
     with pytest.raises(UsageError, match="e has no variant 'c', but a, b"):
         one.change_shares("e", {"c": 0.5}, "ann")
     one.change_shares("e", {"b": 0.5}, "ann")

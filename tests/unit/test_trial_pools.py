@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from octavo.errors import InvalidValue
 from octavo.gateway.errors import UnknownModel
 from octavo.gateway.trial_pools import check_canary, check_release
 from octavo.gateway.upstream import ANY, ModelFigures, Place
@@ -34,6 +36,16 @@ def test_who_has_not_been_asked_yet_may_serve_anything() -> None:
     upstreams.drain(new)
     with pytest.raises(NotNow, match="^no upstream of pool 'next' answers: b:2 is away$"):
         check_canary(upstreams, SPEC)
+
+
+@pytest.mark.parametrize("role", ["stable", "canary", "baseline"])
+def test_a_pool_of_nobody_is_named_with_what_asks_for_it(role: str) -> None:
+    upstreams = Upstreams()
+    for pool in ("default", "next"):
+        upstreams.add(Place(f"http://{pool}:1", pool))
+    with pytest.raises(InvalidValue, match="^no upstream is in the pool 'x'; pools: ") as refused:
+        check_release(upstreams, replace(SPEC, **{role: "x"}))
+    assert refused.value.param == role
 
 
 def test_who_tells_nobody_what_it_serves_may_be_asked_for_anything() -> None:

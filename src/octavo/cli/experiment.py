@@ -138,7 +138,7 @@ def report(id: str, html: Path | None, server: str, admin_key: str | None, as_js
     if rows:
         table(rows, (*columns, "decided"), right=(2, 3, 4, 5, 6))
     if found["waiting"]:
-        say(f"too few units yet: {', '.join(found['waiting'])}")
+        say(f"too few units yet, or none that differ: {', '.join(found['waiting'])}")
 
 
 @experiment.command()

@@ -20,6 +20,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 LEAST = 20  # units of each variant, from which on intervals are given
 MISMATCH = 0.001  # how likely it may be that a sound experiment is called unsound
 ROUNDING = 1e-9  # of means; what is less apart is the same
+NOISE = 1e-6  # of deviations: what is left of a square root of rounded sums of squares
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class Comparison:
     def decided(self) -> bool:
         return self.low > 0 or self.high < 0
 
+    @property
+    def varied(self) -> bool:
+        """Whether units differ at all: else an interval of no width would seem to be certain."""
+        return self.high - self.low > NOISE * max(abs(self.value), abs(self.control))
+
 
 @dataclass(frozen=True)
 class Mismatch:
@@ -60,7 +66,7 @@ class Mismatch:
 @dataclass(frozen=True)
 class Analysis:
     """moved: units that changed their variant, and are left out. waiting: metrics and variants of
-    which there are too few units yet."""
+    which there are too few units yet, or only equal ones."""
 
     comparisons: tuple[Comparison, ...]
     mismatch: Mismatch
@@ -203,9 +209,10 @@ def analyse(
             ones = [units_of(totals, name, metric, spec.cuped, out) for out in outs]
             both = zip(ones, controls, strict=True)
             pairs = [pair for pair in both if min(map(len, pair)) >= LEAST]
-            if pairs:
-                alpha = spec.alpha / len(others)
-                found.append(compare(pairs, metric, name, alpha, spec.horizon))
+            alpha = spec.alpha / len(others)
+            told = compare(pairs, metric, name, alpha, spec.horizon) if pairs else None
+            if told is not None and told.varied:
+                found.append(told)
             else:
                 waiting.append(f"{metric} of {name}")
     return Analysis(tuple(found), mismatch(spec, totals, dealt), len(away), tuple(waiting))

@@ -40,6 +40,7 @@ class Experiments:
         self._store, self._clock = store, clock
         self._pending: dict[str, Totals] = {}
         self._of: dict[str, Experiment] = {}
+        self._reading = asyncio.Lock()  # what was read first is known first
         self._adopt(store.all())
 
     # -- requests: on the event loop, without waiting -----------------------------------------
@@ -92,7 +93,12 @@ class Experiments:
         """Writes what was seen, and reads what experiments there are."""
         for id in list(self._pending):
             await self._write(id)
-        self._adopt(await asyncio.to_thread(self._store.all))
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Reads what experiments there are: they are in force here from now on."""
+        async with self._reading:
+            self._adopt(await asyncio.to_thread(self._store.all))
 
     async def _write(self, id: str) -> None:
         """Writes what was seen of an experiment, in parts. Raises what the database does: what it

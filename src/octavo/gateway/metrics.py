@@ -63,6 +63,8 @@ class GatewayMetrics(Metrics):
         self._retries = self._counter("octavo_upstream_retries")
         self._failovers = self._counter("octavo_upstream_failovers")
         self._hedges = self._counter("octavo_upstream_hedges")
+        for won in ("yes", "no"):  # which rates of them want from the beginning
+            self._hedges.add(0, won)
         self._prepared = self._counter("octavo_gateway_prepared")
 
     def watch(self, cache: ResponseCache) -> None:

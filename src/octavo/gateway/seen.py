@@ -59,8 +59,8 @@ class Seen:
         """More of a stream."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            if line.startswith(b"data: {"):
-                self._take(line[6:], streamed=True)
+            if line.startswith(b"data:"):  # which need not be followed by a space
+                self._take(line[5:], streamed=True)
 
     def whole(self, body: bytes) -> None:
         """An answer that has come as a whole."""

@@ -195,23 +195,26 @@ class Traffic:
             return
         assigned, seen = None if dealt.rolled_back else dealt.assigned, dealt.seen
         elsewhere = assigned is not None and one.pool not in ("", assigned.pool)
-        if elsewhere and not (one.retries or down):
-            return  # its version had no place, which is no fault of it
-        good = one.status == 200 and not elsewhere
+        good = one.status == 200
         late = one.status == DeadlineExceeded.status
         event = RequestEvent(
             arm=dealt.version, at=self._clock(),
             step=0 if assigned is None else assigned.step,
-            failed=one.status >= 500 or late or elsewhere,
+            failed=one.status >= 500 or late,
             refused=400 <= one.status < 500 and not late, ttft=one.ttft if good else None,
             itl=one.itl if good else None, tokens=one.completion_tokens,
             empty=good and seen.empty and most_tokens(asked) != 0,
             repeating=good and seen.repeating,
             prompt_tokens=dealt.prompt, cached_tokens=cached, batch=batch,
         )  # fmt: skip
-        if assigned is not None and assigned.watched:
-            self._releases.observe(dealt.model, assigned, event)
-            if good and assigned.shadow:
-                self._shadow.answered(asked, dealt.model, assigned)
         if dealt.chosen is not None:
             self._experiments.observe(dealt.chosen, event)
+        no_place = elsewhere and not (one.retries or down)  # which is no fault of its version
+        if assigned is not None and assigned.watched and not no_place:
+            if elsewhere:  # a fault of the version's, whatever the other one answered
+                event = replace(
+                    event, failed=True, ttft=None, itl=None, empty=False, repeating=False
+                )
+            self._releases.observe(dealt.model, assigned, event)
+            if good and not elsewhere and assigned.shadow:
+                self._shadow.answered(asked, dealt.model, assigned)

@@ -14,14 +14,13 @@ from octavo.release.spec import ReleaseSpec
 def check_release(upstreams: Upstreams, spec: ReleaseSpec) -> None:
     """Raises RequestError if a pool has nobody or another model, or the canary does not answer."""
     pools = sorted({one.place.pool for one in upstreams})
-    for name in (spec.stable, spec.canary, spec.baseline):
+    named = {"stable": spec.stable, "canary": spec.canary, "baseline": spec.baseline}
+    for role, name in named.items():
         if name is None:
             continue
         if name not in pools:
             known = ", ".join(pools) or "none"
-            raise InvalidValue(
-                f"no upstream is in the pool {name[:64]!r}; pools: {known}", "canary"
-            )
+            raise InvalidValue(f"no upstream is in the pool {name[:64]!r}; pools: {known}", role)
         _check_model(spec.model, _in(upstreams, name), name)
     check_canary(upstreams, spec)
 

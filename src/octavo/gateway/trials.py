@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import wraps
 from typing import Annotated, Any, TypeVar, get_args
@@ -48,7 +48,7 @@ class ShadowBody(msgspec.Struct, kw_only=True):
     """kl: of answers of the old version that the canary was shown, nats a token."""
 
     model: str
-    kl: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(max_length=4096)]
+    kl: Annotated[list[Annotated[float, Meta(ge=0, le=1e12)]], Meta(max_length=4096)]
 
 
 class SharesBody(msgspec.Struct, kw_only=True):
@@ -111,6 +111,7 @@ class Trials:
                 spec = msgspec.structs.replace(spec, stable=stable).check()
         check_release(self._upstreams, spec)
         release = await asyncio.to_thread(self._releases.start, spec, asker(request))
+        await _in_force(self._releases)
         return _said(card(release) | {"spec": release.spec})
 
     async def _last(self, model: str) -> Release | None:
@@ -126,6 +127,7 @@ class Trials:
         if action in ("promote", "finish") and last and last.state.phase not in ENDED:
             check_canary(self._upstreams, last.spec)
         done = await asyncio.to_thread(self._releases.act, body.model, action, who)
+        await _in_force(self._releases)
         return _said(card(done))
 
     async def shadow(self, request: Request) -> Response:
@@ -146,6 +148,7 @@ class Trials:
         spec = await self._spec(request, experiment_spec.convert)
         check_experiment(self._upstreams, spec)
         await asyncio.to_thread(self._experiments.start, spec, asker(request))
+        await _in_force(self._experiments)
         return _said({"id": spec.id, "started": True})
 
     async def report(self, request: Request) -> Response:
@@ -176,12 +179,14 @@ class Trials:
         shares = {name: weight / 100 for name, weight in body.weights.items()}
         with _refusing("weights"):
             await asyncio.to_thread(self._experiments.change_shares, id, shares, asker(request))
+        await _in_force(self._experiments)
         return _said({"id": id, "weights": body.weights})
 
     async def stop(self, request: Request) -> Response:
         require_admin(request.scope)
         id = request.path_params["id"]
         await asyncio.to_thread(self._experiments.stop, id, asker(request))
+        await _in_force(self._experiments)
         return _said({"id": id, "ended": True})
 
     async def feedback(self, request: Request) -> Response:
@@ -212,6 +217,13 @@ class Trials:
                     return convert(msgspec.json.decode(data))
                 except NOT_JSON:
                     raise InvalidValue("the body is not valid JSON in UTF-8") from None
+
+
+async def _in_force(trials: Releases | Experiments) -> None:
+    """What was just written holds at this gateway before its sender hears of it; if the database
+    has gone away since, once that is back."""
+    with suppress(DatabaseError):
+        await trials.refresh()
 
 
 @contextmanager

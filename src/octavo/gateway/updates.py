@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.database import Conflict, DatabaseError
 from octavo.errors import InvalidValue, OctavoError, UsageError, place
 from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.config import GatewayConfig, LocalModel, Model, UpstreamPool
@@ -32,6 +34,7 @@ from octavo.server.parsing import NOT_JSON
 LOG = logging.getLogger("octavo.gateway")
 NEXT = "-next"  # the pool beside one, by turns
 LOOK = 0.1  # seconds between looks
+AGAIN = 1.0  # seconds until a database that was away is tried again
 SETTLED = 5.0  # seconds without a request, more than one waits between two tries
 
 
@@ -79,26 +82,46 @@ class Updates:
 
     async def _update(self, body: UpdateBody, who: str, began: asyncio.Future[Release]) -> None:
         """The whole of an update. began: gets its release, or why there is none."""
+        added, release = "", None  # the new pool, which goes again if no release begins
         try:
             spec, local = self._planned(body)
             await applied(self._control.edit(partial(_with, spec=spec, local=local), who))
-            try:
-                await self._ready(spec, local)
-                release = await asyncio.to_thread(self._releases.start, spec, who)
-            except OctavoError:
-                await self._control.edit(partial(_without, name=spec.canary), who)
-                raise
+            added = spec.canary
+            await self._ready(spec, local)
+            release = await asyncio.to_thread(self._releases.start, spec, who)
+            if not began.done():
+                began.set_result(release)
+            await self._ended(release, spec)
         except Exception as e:
+            if release is not None:  # nobody else would hear of it
+                LOG.error("the update of %s cannot be ended: %s", body.model, _why(e))
+                return
+            if added:
+                await self._taken_back(body.model, added, who)
             if not began.done():
                 began.set_exception(e)
-            return
-        if not began.done():
-            began.set_result(release)
+
+    async def _taken_back(self, model: str, pool: str, who: str) -> None:
         try:
-            await self._ended(release, spec)
-        except Exception as e:  # nobody else would hear of it
-            why = e if isinstance(e, OctavoError) else place(e)
-            LOG.error("the update of %s cannot be ended: %s", spec.model, why)
+            await self._changed(model, partial(_without, name=pool), who)
+        except OctavoError as e:
+            LOG.error("the update of %s leaves pool %s: %s", model, pool, e)
+
+    async def _changed(
+        self, model: str, change: Callable[[GatewayConfig], GatewayConfig], who: str
+    ) -> None:
+        """Puts in force what a change makes of the configuration, once the database is there.
+        Raises OctavoError."""
+        told = False
+        while True:
+            try:
+                await self._control.edit(change, who)
+                return
+            except (Conflict, DatabaseError) as e:
+                if not told:
+                    LOG.warning("the update of %s waits to be ended: %s", model, e)
+                told = True
+            await asyncio.sleep(AGAIN)
 
     def _planned(self, body: UpdateBody) -> tuple[ReleaseSpec, LocalModel]:
         """The release and the new pool. Raises RequestError."""
@@ -163,7 +186,7 @@ class Updates:
         if self._has_next(release, lost):  # which has begun meanwhile
             return
         LOG.info("the release of %s has ended, and with it pool %s", spec.model, lost)
-        await self._control.edit(partial(_decided, spec=spec, lost=lost), "octavo")
+        await self._changed(spec.model, partial(_decided, spec=spec, lost=lost), "octavo")
 
     def _has_next(self, release: Release, pool: str) -> bool:
         """Whether the release after this one has a pool."""
@@ -186,6 +209,10 @@ class Updates:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
+def _why(error: Exception) -> object:
+    return error if isinstance(error, OctavoError) else place(error)
 
 
 # -- what becomes of the configuration that is in force then -------------------------------------

@@ -73,6 +73,7 @@ class Releases:
         self.changed: Callable[[Release], None] = lambda release: None
         self._owner = secrets.token_hex(8)
         self._local: dict[str, _Local] = {}  # by model
+        self._reading = asyncio.Lock()  # what was read first is known first
         self._adopt(store.latest())
 
     # -- requests: on the event loop, without waiting -----------------------------------------
@@ -126,31 +127,33 @@ class Releases:
             local.release.id: {key: local.rows[key].copy() for key in local.dirty}
             for local in self._local.values()
         }
-        latest = await asyncio.to_thread(self._exchange, written)
+        await asyncio.to_thread(self._exchange, written)
         for local in self._local.values():
             rows = written.get(local.release.id, {})
             same = {key for key, row in rows.items() if (local.rows[key] == row).all()}
             local.dirty -= same
-        self._adopt(latest)
+        await self.refresh()
 
-    def _exchange(self, written: dict[str, Rows]) -> dict[str, Release]:
+    async def refresh(self) -> None:
+        """Reads what releases there are: they are in force here from now on."""
+        async with self._reading:
+            self._adopt(await asyncio.to_thread(self._store.latest))
+
+    def _exchange(self, written: dict[str, Rows]) -> None:
         for id, rows in written.items():
             if rows:
                 self._store.put_sums(id, self._owner, rows)
-        latest = self._store.latest()
-        open = [one for one in latest.values() if one.state.phase not in ENDED]
+        open = [one for one in self._store.latest().values() if one.state.phase not in ENDED]
         if open and self._store.lease(LEASE, self._owner, self._clock()):
-            changed = [self._decide(release) for release in open]
-            return self._store.latest() if any(changed) else latest
-        return latest
+            for release in open:
+                self._decide(release)
 
-    def _decide(self, release: Release) -> bool:
-        """Whether the release has gone on."""
+    def _decide(self, release: Release) -> None:
+        """Lets a release go on, if it should."""
         now = self._clock()
         state = machine.advance(release.spec, release.state, self._seen(release), now)
-        if state == release.state:
-            return False
-        return self._store.change(release, state, "octavo", now)
+        if state != release.state:
+            self._store.change(release, state, "octavo", now)
 
     def _seen(self, release: Release) -> ReleaseSummary:
         return Tally(release.spec).read(self._store.sums(release.id))

@@ -58,7 +58,7 @@ class Loopback:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = dict(message["headers"])
-                media = headers.get(b"content-type", b"").decode().partition(";")[0]
+                media = headers.get(b"content-type", b"").decode().partition(";")[0].strip().lower()
             else:
                 more = message.get("more_body", False)
                 await part(status, media, message.get("body", b""), more)
