@@ -47,9 +47,8 @@ def page(spec: ExperimentSpec, totals: Mapping[Key, Total], found: Analysis) -> 
         body += f"<h2>Differences from {_text(spec.control)}</h2>{_forest(found.comparisons)}"
         body += _table(found.comparisons)
         if found.waiting:
-            body += (
-                f"<p>Too few units yet, or none that differ: {_text(', '.join(found.waiting))}.</p>"
-            )
+            waiting = _text(", ".join(found.waiting))
+            body += f"<p>Too few units yet, or none that differ: {waiting}.</p>"
         body += f"<p>{_method(spec)}</p>"
         body += "".join(_spread(spec, totals, metric) for metric in spec.metrics)
     head = f'<meta charset="utf-8"><title>{_text(spec.id)}</title><style>{_STYLE}</style>'

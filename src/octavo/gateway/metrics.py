@@ -63,7 +63,10 @@ class GatewayMetrics(Metrics):
         self._retries = self._counter("octavo_upstream_retries")
         self._failovers = self._counter("octavo_upstream_failovers")
         self._hedges = self._counter("octavo_upstream_hedges")
-        for won in ("yes", "no"):  # which rates of them want from the beginning
+        for won in (
+            "yes",
+            "no",
+        ):  # both from the start: a rate of what appears later misses the first
             self._hedges.add(0, won)
         self._prepared = self._counter("octavo_gateway_prepared")
 

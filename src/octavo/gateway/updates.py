@@ -94,7 +94,8 @@ class Updates:
             await self._ended(release, spec)
         except Exception as e:
             if release is not None:  # nobody else would hear of it
-                LOG.error("the update of %s cannot be ended: %s", body.model, _why(e))
+                why = e if isinstance(e, OctavoError) else place(e)
+                LOG.error("the update of %s cannot be ended: %s", body.model, why)
                 return
             if added:
                 await self._taken_back(body.model, added, who)
@@ -102,6 +103,7 @@ class Updates:
                 began.set_exception(e)
 
     async def _taken_back(self, model: str, pool: str, who: str) -> None:
+        """Removes the new pool of an update of which nothing came."""
         try:
             await self._changed(model, partial(_without, name=pool), who)
         except OctavoError as e:
@@ -209,10 +211,6 @@ class Updates:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-
-def _why(error: Exception) -> object:
-    return error if isinstance(error, OctavoError) else place(error)
 
 
 # -- what becomes of the configuration that is in force then -------------------------------------
