@@ -13,7 +13,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Unpack
 
 from octavo.checkpoint.pooling import Vector
@@ -125,7 +125,7 @@ class AsyncLLM(_Loaded):
         client = self.model.client
         if isinstance(client, InProcessClient):
             return await client.read_stats()
-        found, names = client.stats, [f.name for f in fields(EngineStats)]
+        found, names = client.stats, EngineStats.__struct_fields__
         if not found.keys() >= set(names):
             raise EngineFailed("there is no engine now to ask", code="engine_failed")
         return EngineStats(**{name: found[name] for name in names})

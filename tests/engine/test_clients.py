@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from octavo.text.messages import Tool, message
 
 PROMPTS = ["The capital of France is", "Once upon a time", "One, two, three,", "def main():"]
 PARAMS = octavo.SamplingParams(temperature=0, max_tokens=12)
-NAMES = [field.name for field in fields(EngineStats)]
+NAMES = list(EngineStats.__struct_fields__)
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import numpy as np
 import pytest
+from msgspec.structs import asdict
 
 from octavo.client.load import Load, QueueLimits
 from octavo.client.replay import Stream

@@ -7,7 +7,6 @@ it if the front dies first.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import logging
 import os
@@ -17,6 +16,8 @@ import socket
 import sys
 import threading
 from pathlib import Path
+
+import msgspec
 
 from octavo.backends.base import Adapters, Executable
 from octavo.checkpoint.identity import check_unchanged
@@ -228,7 +229,7 @@ class EngineProcess:
 
     def _tell(self, engine: Engine, events: list[TokenEvent]) -> None:
         """Tells the front what a step gave, and the engine's counts."""
-        made = Events(events, dataclasses.asdict(engine.stats()), *self._changes.take())
+        made = Events(events, msgspec.structs.asdict(engine.stats()), *self._changes.take())
         for data in event_frames(made):
             self._write(data)
 

@@ -8,10 +8,11 @@ import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
+
+import msgspec
 
 from octavo.client.cached_prompts import CachedPrompts
 from octavo.engine.engine import Engine
@@ -74,7 +75,7 @@ class InProcessClient:
     @property
     def stats(self) -> dict[str, int]:
         stats = self._stats
-        return (asdict(stats) if stats else {}) | {"restarts": 0}
+        return (msgspec.structs.asdict(stats) if stats else {}) | {"restarts": 0}
 
     async def read_stats(self) -> EngineStats:
         """The counts after everything that was asked before, once the step that runs has ended.

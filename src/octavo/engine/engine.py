@@ -256,12 +256,12 @@ class Engine:
     def _multi_steps(self, spans: list[ScheduledSpan]) -> int:
         """Steps to compute in one call: those that would be planned like this one."""
         scheduler = self.scheduler
-        if scheduler.waiting or self._compiling or len(spans) < len(scheduler.running):
+        steps = min(MAX_MULTI_STEPS, round(self._multi_step_seconds / self._pace.last))
+        if steps < 2 or scheduler.waiting or self._compiling or len(spans) < len(scheduler.running):
             return 1
         if not all(self._samples_independently(s) for s in spans):
             return 1
-        left = min(s.sequence.limit - len(s.sequence.kv.tokens) for s in spans)
-        steps = min(left, MAX_MULTI_STEPS, round(self._multi_step_seconds / self._pace.last))
+        steps = min(steps, *(s.sequence.limit - len(s.sequence.kv.tokens) for s in spans))
         return steps if steps > 1 and scheduler.can_repeat(spans, steps) else 1
 
     def _compute_apart(self, spans: list[ScheduledSpan], error: Exception) -> list[TokenEvent]:
@@ -294,15 +294,14 @@ class Engine:
             self.scheduler.kv.advance(span.sequence.kv, span.length)
         for outcome in outcomes:
             try:
-                events += self._commit(outcome, now)
+                self._commit(outcome, now, events)
             except Exception as e:
                 events.append(self._fail(outcome.span.sequence, e))
         return events
 
-    def _commit(self, outcome: Outcome, now: float) -> list[TokenEvent]:
+    def _commit(self, outcome: Outcome, now: float, events: list[TokenEvent]) -> None:
         span, sequence = outcome.span, outcome.span.sequence
         sequence.computed(span.start, span.length, now)
-        events: list[TokenEvent] = []
         if outcome.prompt_logprobs:
             logprobs = [(s.logprob, s.alternatives) for s in outcome.prompt_logprobs]
             sequence.reported_logprobs += len(logprobs)
@@ -311,16 +310,17 @@ class Engine:
             done, cached = sequence.kv.computed, sequence.cached
             events.append(Progress(sequence.id, done, cached, sequence.report()))
         if sequence.request.pool:
-            return events + self._commit_states(outcome)
+            events += self._commit_states(outcome)
+            return
         if not outcome.tokens or sequence.id not in self._requests:  # a search may have ended
-            return events
+            return
         try:
             if sequence.request.params.beam is not None:
-                return events + self._commit_candidates(sequence, outcome.tokens[0], now)
-            self._commit_tokens(sequence, outcome.tokens, now, events)
+                events += self._commit_candidates(sequence, outcome.tokens[0], now)
+            else:
+                self._commit_tokens(sequence, outcome.tokens, now, events)
         except ValueError as e:  # the grammar has become too costly
             events.append(self._refuse(sequence, str(e), "grammar"))
-        return events
 
     def _commit_tokens(
         self, sequence: Sequence, samples: list[Sample], now: float, events: list[TokenEvent]
@@ -333,14 +333,16 @@ class Engine:
                 blamed = sequence.sampling.restricted_by
                 events.append(self._refuse(sequence, NO_TOKEN_LEFT, blamed))
                 return
-            events.append(self._accept(sequence, sample, now))
-            if sequence.id not in self._requests:
+            events.append(event := self._accept(sequence, sample, now))
+            if event.finish:
                 return
+        if not sequence.sampling.masked:
+            return
         for _ in range(MAX_FORCED):
             if (token := sequence.sampling.jump_forward()) is None:
                 break
-            events.append(self._accept(sequence, Sample(token, 0.0, [], []), now))
-            if sequence.id not in self._requests:
+            events.append(event := self._accept(sequence, Sample(token, 0.0, [], []), now))
+            if event.finish:
                 return
         sequence.sampling.mask()  # a failing grammar fails here, not in everybody's step
 

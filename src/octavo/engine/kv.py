@@ -63,7 +63,7 @@ class KVState:
 
     def missing(self, tokens: int) -> int:
         """Blocks to allocate before `tokens` tokens can be computed."""
-        return max(0, blocks_for(tokens) - len(self.blocks))
+        return max(0, (tokens + BLOCK - 1) // BLOCK - len(self.blocks))
 
     def fork(self) -> KVState:
         """A copy that has computed nothing and holds no blocks."""

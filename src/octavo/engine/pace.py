@@ -110,11 +110,13 @@ class StepBudget:
         self._own, self._others = (HALF, HALF) if waited else (OTHERS if company else OWN, OTHERS)
         self._prompts = 0  # tokens of prompts in this step
         texts = [s for s in running if s.kv.pending == 1]
-        self._first = None if waited else self._owed(running)
+        apart = len({s.request.tenant for s in running}) > 1
+        self._first = self._owed(running) if apart and not waited else None
         self.held = set() if self._first is None else self._yielding(self._first, running)
         self.pauses = any(s.kv.pending == 1 for s in self.held)
-        self.held |= self._beyond_share([s for s in texts if s not in self.held])
-        self._rows = Counter(s.request.tenant for s in texts if s not in self.held)
+        if apart:
+            self.held |= self._beyond_share([s for s in texts if s not in self.held])
+        self._rows = Counter([s.request.tenant for s in texts if s not in self.held])
         self._texts = self._rows.total()
         calm = not company and not crowded
         self._began = min((s.times.first_token for s in texts), default=0.0) if calm else 0.0
@@ -124,7 +126,7 @@ class StepBudget:
     def _owed(self, running: list[Sequence]) -> Sequence | None:
         """The prompt that comes before what others want, if there is one."""
         prompts = [s for s in running if s.kv.pending > 1 and not s.images]
-        if not prompts or len({s.request.tenant for s in running}) == 1:
+        if not prompts:
             return None
         first = min(prompts, key=self._policy.key)
         return first if any(self._policy.owed(first, s) for s in running) else None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,12 +46,11 @@ class _Shown:
     def __init__(self) -> None:
         self.embeddings: list[Floats] = []
         self.rows: list[int] = []
-        self.reach: list[int] = []
+        self._reach: list[tuple[int, range]] = []
         self._spatial: list[tuple[int, Ints]] = []
 
     def add(self, images: Iterable[PlacedImage], start: int, count: int, row: int) -> None:
         """Adds `count` tokens of a sequence from `start` on. row: of its token 0."""
-        self.reach += [0] * count
         for image in images:
             first, last = max(image.start, start), min(image.end, start + count)
             if first >= last:
@@ -63,7 +61,16 @@ class _Shown:
             if (own := image.coordinates(first, last)) is not None:
                 self._spatial.append((row + first, own))
             if image.mutual:
-                self.reach[row + first : row + last] = range(last - first - 1, -1, -1)
+                self._reach.append((row + first, range(last - first - 1, -1, -1)))
+
+    def reach(self, rows: int) -> Ints | None:
+        """How many later rows each of so many sees; None where none sees any."""
+        if not self._reach:
+            return None
+        out = np.zeros(rows, np.int32)
+        for row, own in self._reach:
+            out[row : row + len(own)] = own
+        return out
 
     def coordinates(self, positions: Ints) -> Ints | None:
         """Positions along each axis; None where all have one."""
@@ -91,27 +98,32 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
     kv_writes: list[tuple[int, int]] = []
     shown = _Shown()
     typed = any(s.sequence.request.token_type_ids for s in spans)
+    row = 0  # the span's first
     for span in spans:
         sequence, start, draft = span.sequence, span.start, span.draft
-        count = span.length + len(draft.tokens)
-        kv, row = sequence.kv, len(ids) - start  # row of position 0
+        kv, count = sequence.kv, span.length + len(draft.tokens)
         if draft.tables:
-            layout += _branches(span, len(ids), block_tables, kv_writes)
+            layout += _branches(span, row, block_tables, kv_writes)
         else:
-            layout.append(Span(len(ids), count, start, len(block_tables), sequence.adapter))
+            layout.append(Span(row, count, start, len(block_tables), sequence.adapter))
             block_tables += kv.blocks
         for position in span.prompt_logprobs:
-            logits_indices.append(row + position - 1)
+            logits_indices.append(row - start + position - 1)
             sampling.append(sequence.sampling.prompt_logprob_row(position))
-        pooled += [row + position for position in span.pooled]
+        if span.pooled:
+            pooled += [row - start + position for position in span.pooled]
         if typed:
             token_type_ids += sequence.request.token_type_ids[start : start + count] or [0] * count
-        shown.add(sequence.images, start, count, row)
-        ids += kv.tokens[start : start + span.length] + draft.tokens
+        if sequence.images:
+            shown.add(sequence.images, start, count, row - start)
+        ids += kv.tokens[start : start + span.length]
+        ids += draft.tokens
         positions += _positions(span)
         if span.samples:
-            logits_indices += range(len(ids) - 1 - len(draft.tokens), len(ids))
-            sampling += [sequence.sampling.row(), *draft.rows]
+            logits_indices += range(row + span.length - 1, row + count)
+            sampling.append(sequence.sampling.row())
+            sampling += draft.rows
+        row += count
 
     def array(values: object) -> Ints:
         return np.array(values, np.int32)
@@ -122,14 +134,16 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
         embeddings=np.concatenate(shown.embeddings) if shown.embeddings else None,
         embedding_rows=array(shown.rows) if shown.embeddings else None,
         kv_writes=array(kv_writes) if kv_writes else None,
-        reach=array(shown.reach) if any(shown.reach) else None,
+        reach=shown.reach(row),
         coordinates=shown.coordinates(array(positions)),
     )  # fmt: skip
 
 
-def _positions(span: ScheduledSpan) -> list[int]:
+def _positions(span: ScheduledSpan) -> Sequence[int]:
     """For rotations, of a span's tokens and its draft's."""
     draft, images = span.draft, span.sequence.images
+    if not draft.parents and not images:
+        return range(span.start, span.start + span.length + len(draft.tokens))
     if not draft.parents:
         return rotary_positions(images, span.start, span.length + len(draft.tokens))
     own, out = rotary_positions(images, span.start, span.length), list[int]()
@@ -215,13 +229,15 @@ def _walk(samples: list[Sample], draft: Draft) -> tuple[list[Sample], int]:
 def run(executable: Executable, spans: list[ScheduledSpan]) -> list[Outcome]:
     """Computes one step."""
     step = step_input(spans)
-    samples = iter(executable.step(step))
+    samples = executable.step(step)
     first = len(step.sampling)
-    out = []
+    out, at = [], 0
     for span in spans:
-        logprobs = list(islice(samples, len(span.prompt_logprobs)))
-        drawn = list(islice(samples, 1 + len(span.draft.tokens) if span.samples else 0))
         draft, branch = span.draft, 0
+        begin = at + len(span.prompt_logprobs)
+        end = begin + (1 + len(draft.tokens) if span.samples else 0)
+        logprobs, drawn = samples[at:begin], samples[begin:end]
+        at = end
         if draft.tables:
             tokens, branch = _walk(drawn, draft)
         else:

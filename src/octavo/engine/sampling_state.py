@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
 from octavo.backends.base import SamplingRow
@@ -14,6 +15,7 @@ from octavo.engine.limits import MAX_BLANK
 from octavo.engine.request import SamplingParams, Thinking
 
 MASK64 = (1 << 64) - 1
+NOTHING: frozenset[int] = frozenset()
 Adjustment = tuple[int, float, float]  # token, addend, repetition penalty
 
 
@@ -23,7 +25,7 @@ class SamplingState:
 
     tokens: prompt and generated tokens, the list that the KV state has. prompt: length of the
     prompt. eos: tokens that end a text unless ignored. candidates: continuations that a beam
-    search asks for, 0 without one. counts: of generated tokens.
+    search asks for, 0 without one. counts: of generated tokens, where penalties ask for them.
     """
 
     params: SamplingParams
@@ -35,8 +37,9 @@ class SamplingState:
     candidates: int = 0
     counts: Counter[int] = field(default_factory=Counter)
     stop_tokens: frozenset[int] = frozenset()  # that end the text: those of the request, and `eos`
+    masked: bool = False  # the next token may be masked
+    _penalized: bool = False  # logits change with the tokens generated
     _allowed: Mask | None = None  # allowed_token_ids
-    _masked: bool = False  # the next token may be masked
     _mask: Mask | None = None  # of the next token, once it is known
     _later: list[tuple[int, Mask | None]] = field(default_factory=list)  # tokens of a draft, and
     # the masks after them, which need not be found again where those tokens are drawn
@@ -47,7 +50,9 @@ class SamplingState:
     def __post_init__(self) -> None:
         p = self.params
         self.stop_tokens = frozenset(p.stop_token_ids) | (frozenset() if p.ignore_eos else self.eos)
-        self._masked = any(x is not None for x in (p.allowed_token_ids, p.grammar, p.thinking))
+        self.masked = any(x is not None for x in (p.allowed_token_ids, p.grammar, p.thinking))
+        penalties = p.presence_penalty, p.frequency_penalty, p.repetition_penalty - 1
+        self._penalized = any(penalties)
         if p.allowed_token_ids is not None and self._allowed is None:
             self._allowed = self._mask_of(p.allowed_token_ids)
 
@@ -62,9 +67,10 @@ class SamplingState:
     def push(self, token: int) -> None:
         """Follows a token that was appended to `tokens`. Raises ValueError if the grammar does not
         allow it."""
-        self.counts[token] += 1
-        if self._changed is not None and self._penalized:
-            self._changed[token] = self._adjustment(token, True)
+        if self._penalized:
+            self.counts[token] += 1
+            if self._changed is not None:
+                self._changed[token] = self._adjustment(token, True)
         follows = bool(self._later) and self._later[0][0] == token
         self._mask, self._later = (self._later[0][1], self._later[1:]) if follows else (None, [])
         if self.constraint is not None:
@@ -94,7 +100,7 @@ class SamplingState:
 
     def mask(self) -> Mask | None:
         """Tokens that may come next, None for all. Raises ValueError if the grammar fails."""
-        if self._masked and self._mask is None:
+        if self.masked and self._mask is None:
             self._mask = self._next_mask()
         return self._mask
 
@@ -112,9 +118,11 @@ class SamplingState:
             mask = constraint.narrow(mask)
         return mask
 
-    def _banned(self) -> set[int]:
+    def _banned(self) -> Set[int]:
         """Tokens that may not come next: ends before min_tokens, and last tokens of bad words."""
         p = self.params
+        if not (p.min_tokens or p.bad_words):
+            return NOTHING
         early = self.generated < p.min_tokens
         banned = set(self.eos | set(p.stop_token_ids)) if early else set()
         for *head, last in p.bad_words:
@@ -217,19 +225,13 @@ class SamplingState:
         """How to sample the next token; its random number depends on seed and position alone."""
         p = self.params
         mask = self.mask()
+        logprobs = self.candidates or (-1 if p.logprobs is None else p.logprobs)
         return SamplingRow(
-            temperature=p.temperature,
-            top_p=p.top_p,
-            min_p=p.min_p,
-            typical_p=p.typical_p,
-            top_k=p.top_k,
-            logprobs=self.candidates or (-1 if p.logprobs is None else p.logprobs),
-            legal=self.candidates > 0,
-            seed=(p.seed or 0) & MASK64,
-            position=len(self.tokens),
-            adjustments=self._adjustments(self._banned() if mask is None else set()),
-            mask=b"" if mask is None else mask.tobytes(),
-        )
+            p.temperature, p.top_p, p.min_p, p.typical_p, p.top_k, logprobs, -1,
+            self.candidates > 0, (p.seed or 0) & MASK64, len(self.tokens),
+            self._adjustments(self._banned() if mask is None else NOTHING),
+            b"" if mask is None else mask.tobytes(),
+        )  # fmt: skip
 
     def draft_row(self) -> SamplingRow:
         """How a draft model samples the next tokens: with the same random numbers, and without what
@@ -245,12 +247,7 @@ class SamplingState:
         assert self.params.prompt_logprobs is not None
         return SamplingRow(logprobs=self.params.prompt_logprobs, target=self.tokens[position])
 
-    @property
-    def _penalized(self) -> bool:
-        p = self.params
-        return bool(p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1)
-
-    def _adjustments(self, banned: set[int]) -> list[Adjustment]:
+    def _adjustments(self, banned: Set[int]) -> list[Adjustment]:
         """How logits change, of the tokens whose logits do."""
         p = self.params
         if self._changed is None:

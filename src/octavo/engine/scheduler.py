@@ -67,13 +67,18 @@ class ScheduledSpan(NamedTuple):
         if sequence.needs_prompt_logprobs:
             first = max(sequence.reported_logprobs, start + 1)
             logprobs = range(first, min(end + 1, len(request.prompt)))
-        if request.pool == "mean":
-            pooled = range(start, end)
-        elif request.pool == "cls":
-            pooled = range(0, 1 if start == 0 else 0)
-        elif request.pool == "last":
-            pooled = range(end - 1, end) if last else NOTHING
+        if request.pool:
+            pooled = _pooled(request.pool, start, end, last)
         return cls(sequence, start, length, last and not sequence.full, logprobs, pooled)
+
+
+def _pooled(pool: str, start: int, end: int, last: bool) -> range:
+    """Which of the positions [start, end) are pooled. last: no more follow."""
+    if pool == "mean":
+        return range(start, end)
+    if pool == "cls":
+        return range(0, 1 if start == 0 else 0)
+    return range(end - 1, end) if last else NOTHING
 
 
 class Scheduler:
@@ -168,21 +173,24 @@ class Scheduler:
         self.stalled = []
         self._make_way()
         self._welcome()
-        budget = self._step_budget()
+        budget, preemptions = self._step_budget(), self.preemptions
         self._spare_rows = self._sequences - len(self.running)
         order = sorted(self.running, key=lambda s: (s.kv.pending > 1, self._key(s)))
         for sequence in order:
+            if self.preemptions > preemptions and sequence not in self.running:
+                continue
             # 0 are pending for a beam that waits for the others of its search.
-            wanted = sequence.kv.pending and sequence in self.running
-            if not wanted or sequence in budget.held or not (room := budget.room(sequence)):
+            wanted = sequence.kv.pending and sequence not in budget.held
+            if not wanted or not (room := budget.room(sequence)):
                 continue
             if not (count := self._share(sequence, room, budget.left)):
                 continue
             if self._grow(sequence, sequence.kv.computed + count):
                 spans.append(ScheduledSpan.of(sequence, count))
                 budget.take(sequence, count)
-        spans = [s for s in spans if s.sequence in self.running]  # others were preempted for one
-        self.stalled = [s for s in self.stalled if s in self.running]
+        if self.preemptions > preemptions:
+            spans = [s for s in spans if s.sequence in self.running]
+            self.stalled = [s for s in self.stalled if s in self.running]
         self._admit(spans, budget)
         while not spans and not self.stalled and self.running and self.waiting:
             # Only beams that wait for others of their search, for which there are no blocks.
@@ -195,7 +203,7 @@ class Scheduler:
         return spans
 
     def _step_budget(self) -> StepBudget:
-        tenants = {s.request.tenant for each in (self.running, self.waiting) for s in each}
+        tenants = {s.request.tenant for s in (*self.running, *self.waiting)}
         if len(tenants) > 1:
             self._accompanied = self._steps
         company = self._steps - self._accompanied < COMPANY

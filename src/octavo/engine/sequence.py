@@ -104,12 +104,13 @@ class Sequence:
         """Adds a token that was chosen, unless it leaves the grammar; how that ends the request, if
         it does. Raises ValueError if the grammar does not allow it."""
         sampling = self.sampling
-        if sampling.leaves_grammar(token):
+        constraint = sampling.constraint
+        if constraint is not None and sampling.leaves_grammar(token):
             return "stop"
         self.append(token)
         if token in sampling.stop_tokens:
             return "stop"
-        if sampling.constraint is not None and sampling.constraint.finished:
+        if constraint is not None and constraint.finished:
             return "complete"
         return "length" if self.full else None
 

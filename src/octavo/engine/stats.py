@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counts since the start, and what is held now. busy_us: microseconds spent in steps.
 
     drafted, accepted: tokens of drafts by source (`octavo.engine.drafts`, `draft_model`,
