@@ -83,7 +83,7 @@ struct Act {
   // whole lines of 64 bytes
   int8_t* q;
                       //                 16 rows of 64 high digits, then as many low ones; see
-                      //                 `digits`. With `second_lines` of 1 or 2: 16 * high + low
+                      //                 `digits`
   float* scale;       // 1 a row; or k / 32 where groups have scales of their own (`scaled`)
   int32_t* start_high;  // k / 32 a row  for fixed point: sums of high digits times -MIDDLE
   int32_t* start_low;   // k / 32 a row  and of low ones
@@ -98,9 +98,10 @@ struct Act {
   // the same per 16, for formats with scales for so many, and null where none of them reads it
   int32_t* neg16;       // k / 16 a row  if `scaled`, as neg_low
   int32_t* neg16_high;  // k / 16 a row  and of high ones
-  // k / 32 a row: which lines of a `scaled` group have high digits, in four bits each. Null: a row
-  // has one scale.
-  uint8_t* line;
+  // k / 16 a row, two a `scaled` group: which of its lines have high digits, as bytes of weights
+  // from the first line; and those digits, four each, times 16. Null: a row has one scale.
+  uint16_t* line;
+  int8_t* second;
   // How many lines of a `scaled` group have high digits: none, 1 or 2, those with the largest
   // values, while the group's scale is that of the others, or all.
   int second_lines;

@@ -168,6 +168,14 @@ template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc.v) : "v"(w.v), "m"(*(const int32_t*)a));
   return acc;
 }
+// The same of two panels, which read the digits once.
+#define DOT_PAIR b_dot_pair
+static inline void b_dot_pair(VI& first, VI& second, VB v, VB w, const int8_t* a) {
+  __m512i x;
+  asm("vpbroadcastd %1, %0" : "=v"(x) : "m"(*(const int32_t*)a));
+  asm("vpdpbusd %2, %1, %0" : "+v"(first.v) : "v"(v.v), "v"(x));
+  asm("vpdpbusd %2, %1, %0" : "+v"(second.v) : "v"(w.v), "v"(x));
+}
 
 static inline VF h_load(const uint16_t* p) {
   return {_mm512_castsi512_ps(

@@ -54,7 +54,8 @@ inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms,
   if (forms.grouped) a.neg32 = arena.allocate<int32_t>(m * k / 32);
   if (forms.scaled) {
     if (forms.halves) a.neg16_high = arena.allocate<int32_t>(m * k / 16);
-    a.line = arena.allocate<uint8_t>(m * k / 32);
+    a.line = arena.allocate<uint16_t>(m * k / 16);
+    a.second = arena.allocate<int8_t>(m * k / 4);
   }
   if (forms.bf16) a.bf16 = arena.allocate<uint16_t>(m * bf16_stride(a));
   if (forms.f32) a.f32 = arena.allocate<float>(m * k);
@@ -82,7 +83,7 @@ inline Act from_row(const Act& a, int row) {
   if (a.neg32) b.neg32 += n / 32;
   if (a.neg16) b.neg16 += n / 16;
   if (a.neg16_high) b.neg16_high += n / 16;
-  if (scaled(a)) b.line += n / 32;
+  if (scaled(a)) b.line += n / 16, b.second += n / 4;
   if (a.bf16) b.bf16 += size_t(row) * bf16_stride(a);
   if (a.f32) b.f32 += n;
   return b;
@@ -93,7 +94,7 @@ inline Act one_row(const Act& act, int row) {
   Act one = from_row(act, row / ROW_TILE * ROW_TILE);
   const int at = row % ROW_TILE;
   one.q += at * LINE;
-  one.scale += at, one.sum += at, one.line += at;
+  one.scale += at, one.sum += at, one.line += at, one.second += 4 * at;
   one.neg_high += at, one.neg_low += at;
   if (one.neg16) one.neg16 += at, one.neg16_high += at;
   return one;

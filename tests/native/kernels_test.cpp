@@ -33,7 +33,8 @@ struct Input {
   std::vector<float> scale, sum, f32;
   std::vector<int32_t> start_high, start_low, pair_high, pair_low;
   std::vector<int32_t> neg32, neg16, neg16_high, neg_high, neg_low;
-  std::vector<uint8_t> line;
+  std::vector<uint16_t> line;
+  std::vector<int8_t> second_digits;
   std::vector<uint16_t> bf16;
   int second_lines;
   Input(int tokens, int k, std::optional<int> second)
@@ -44,15 +45,15 @@ struct Input {
     const size_t n = rows * size_t(k);
     q.resize(2 * n / 64), scale.resize(scaled ? n / 32 : rows), sum.resize(n / 32),
         neg16.resize(n / 16), f32.resize(n), bf16.resize(rows * bf16_stride(act()));
-    if (scaled) neg16_high.resize(n / 16), line.resize(n / 32);
+    if (scaled) neg16_high.resize(n / 16), line.resize(n / 16), second_digits.resize(n / 4);
     for (auto* x : {&neg32, &neg_high, &neg_low, &start_high, &start_low}) x->resize(n / 32);
     for (auto* x : {&pair_high, &pair_low}) x->resize(n / 64);
   }
   Act act() {
     return {k, q.data()->digits, scale.data(), start_high.data(), start_low.data(),
         pair_high.data(), pair_low.data(), neg_high.data(), neg_low.data(), sum.data(), neg32.data(),
-        neg16.data(), neg16_high.data(), line.empty() ? nullptr : line.data(), second_lines,
-        bf16.data(), true, f32.data(), false, false};
+        neg16.data(), neg16_high.data(), line.empty() ? nullptr : line.data(),
+        second_digits.data(), second_lines, bf16.data(), true, f32.data(), false, false};
   }
 };
 
