@@ -98,8 +98,8 @@ struct Act {
   // the same per 16, for formats with scales for so many, and null where none of them reads it
   int32_t* neg16;       // k / 16 a row  if `scaled`, as neg_low
   int32_t* neg16_high;  // k / 16 a row  and of high ones
-  // k / 16 a row, two a `scaled` group: which of its lines have high digits, as bytes of weights
-  // from the first line; and those digits, four each, times 16. Null: a row has one scale.
+  // two for each of k / 32 a row: which lines of a `scaled` group have high digits, as bytes of
+  // weights from the first line; and those digits, four each, times 16. Null: a row has one scale.
   uint16_t* line;
   int8_t* second;
   // How many lines of a `scaled` group have high digits: none, 1 or 2, those with the largest

@@ -94,7 +94,7 @@ inline Act one_row(const Act& act, int row) {
   Act one = from_row(act, row / ROW_TILE * ROW_TILE);
   const int at = row % ROW_TILE;
   one.q += at * LINE;
-  one.scale += at, one.sum += at, one.line += at, one.second += 4 * at;
+  one.scale += at, one.sum += at, one.line += 2 * at, one.second += 8 * at;
   one.neg_high += at, one.neg_low += at;
   if (one.neg16) one.neg16 += at, one.neg16_high += at;
   return one;
