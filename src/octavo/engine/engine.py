@@ -336,9 +336,7 @@ class Engine:
             events.append(event := self._accept(sequence, sample, now))
             if event.finish:
                 return
-        if not sequence.sampling.masked:
-            return
-        for _ in range(MAX_FORCED):
+        for _ in range(MAX_FORCED if sequence.sampling.masked else 0):
             if (token := sequence.sampling.jump_forward()) is None:
                 break
             events.append(event := self._accept(sequence, Sample(token, 0.0, [], []), now))
