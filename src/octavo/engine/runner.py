@@ -70,7 +70,7 @@ class _Shown:
         out = np.zeros(rows, np.int32)
         for row, own in self._reach:
             out[row : row + len(own)] = own
-        return out
+        return out if out.any() else None
 
     def coordinates(self, positions: Ints) -> Ints | None:
         """Positions along each axis; None where all have one."""

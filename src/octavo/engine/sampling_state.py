@@ -15,7 +15,7 @@ from octavo.engine.limits import MAX_BLANK
 from octavo.engine.request import SamplingParams, Thinking
 
 MASK64 = (1 << 64) - 1
-NOTHING: frozenset[int] = frozenset()
+NO_TOKENS: frozenset[int] = frozenset()
 Adjustment = tuple[int, float, float]  # token, addend, repetition penalty
 
 
@@ -122,7 +122,7 @@ class SamplingState:
         """Tokens that may not come next: ends before min_tokens, and last tokens of bad words."""
         p = self.params
         if not (p.min_tokens or p.bad_words):
-            return NOTHING
+            return NO_TOKENS
         early = self.generated < p.min_tokens
         banned = set(self.eos | set(p.stop_token_ids)) if early else set()
         for *head, last in p.bad_words:
@@ -229,7 +229,7 @@ class SamplingState:
         return SamplingRow(
             p.temperature, p.top_p, p.min_p, p.typical_p, p.top_k, logprobs, -1,
             self.candidates > 0, (p.seed or 0) & MASK64, len(self.tokens),
-            self._adjustments(self._banned() if mask is None else NOTHING),
+            self._adjustments(self._banned() if mask is None else NO_TOKENS),
             b"" if mask is None else mask.tobytes(),
         )  # fmt: skip
 

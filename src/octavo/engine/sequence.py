@@ -104,13 +104,12 @@ class Sequence:
         """Adds a token that was chosen, unless it leaves the grammar; how that ends the request, if
         it does. Raises ValueError if the grammar does not allow it."""
         sampling = self.sampling
-        constraint = sampling.constraint
-        if constraint is not None and sampling.leaves_grammar(token):
+        if sampling.leaves_grammar(token):
             return "stop"
         self.append(token)
         if token in sampling.stop_tokens:
             return "stop"
-        if constraint is not None and constraint.finished:
+        if sampling.constraint is not None and sampling.constraint.finished:
             return "complete"
         return "length" if self.full else None
 

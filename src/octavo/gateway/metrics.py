@@ -63,10 +63,8 @@ class GatewayMetrics(Metrics):
         self._retries = self._counter("octavo_upstream_retries")
         self._failovers = self._counter("octavo_upstream_failovers")
         self._hedges = self._counter("octavo_upstream_hedges")
-        for won in (
-            "yes",
-            "no",
-        ):  # both from the start: a rate of what appears later misses the first
+        # Both from the start: a rate of what appears later misses the first.
+        for won in ("yes", "no"):
             self._hedges.add(0, won)
         self._prepared = self._counter("octavo_gateway_prepared")
 
