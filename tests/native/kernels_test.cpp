@@ -65,7 +65,6 @@ uint8_t* aligned(std::vector<uint8_t>& storage, size_t bytes) {
 void check(Storage type, const char* name, size_t n, size_t k, int tokens,
     std::optional<int> second) {
   const bool scaled = second.has_value();
-  const int digit = second.value_or(GROUP_LINES) % GROUP_LINES ? LINE_DIGIT : DIGIT;
   std::vector<uint8_t> source(stored_bytes(type, n, k));
   // ordinary numbers wherever a float lies
   for (uint8_t& b : source) b = uint8_t(0x30 | (rng() & 15));
@@ -107,7 +106,7 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens,
         } else {
           const int8_t* q = input.q.data()->digits + digits(t, g, padded / GROUP) + i % GROUP;
           const size_t at = scaled ? tiled(t, g, padded / GROUP) : size_t(t);
-          x = double(input.scale[at]) * (q[0] * (1 << digit) + q[DIGITS]);
+          x = double(input.scale[at]) * (q[0] * (1 << DIGIT) + q[DIGITS]);
         }
         sum += x * double(row[i]);
         size += std::fabs(x * double(row[i]));
