@@ -96,7 +96,7 @@ class Saying:
      ("/v1/responses", [RESPONSE * 3, RESPONSE_ENDS.replace(b"data: {", b"data:{")], 50, 8),
      ("/v1/responses", [RESPONSE * 3, RESPONSE_ENDS + DONE], 50, 8),
      ("/api/generate", [OLLAMA * 3, b'{"response":"","done":true,"prompt_eval_count":50,"eval_count":4}'], 50, 4),
-     ("/api/generate", pieces(OLLAMA * 3), 2, 3),
+     ("/api/generate", pieces(OLLAMA * 2 + OLLAMA.replace(b"false", b"true")), 2, 3),
      ("/completion", [b'data: {"content":"x"}\n\n', b'data: {"stop":true,"tokens_evaluated":50,"tokens_predicted":9}\n\n'], 50, 9)],
 )  # fmt: skip
 def test_streams_of_others_took_what_they_say_else_what_they_show(

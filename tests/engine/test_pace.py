@@ -172,7 +172,7 @@ def test_what_comes_together_begins_soon(cost: tuple[float, float, float]) -> No
     while not all(house.times[name][1:] for name in names):
         house.step()
         steps += 1
-    assert steps == 1 + math.ceil((32 * 100 - 512) / 256)  # half of a step, beside texts
+    assert steps == math.ceil(32 * 100 / 512)
     for name in names[:8]:
         house.engine.abort(name)
     for _ in range(20):  # so that what so many texts take is known
@@ -207,7 +207,7 @@ def test_who_waited_for_an_image_did_not_come_together_with_a_later_text() -> No
         budget = StepBudget(pace, MagicMock(), [text, prompt], 512, False, False, False)
         rooms.append(budget.room(prompt))
     whole, part = rooms
-    assert whole == 256 and part == pytest.approx((OWN * EVEN - 0.010) / 0.001, abs=1)
+    assert whole == 512 and part == pytest.approx((OWN * EVEN - 0.010) / 0.001, abs=1)
 
 
 def test_a_step_that_was_held_up_is_forgotten() -> None:

@@ -120,8 +120,7 @@ class StepBudget:
         self._texts = self._rows.total()
         calm = not company and not crowded
         self._began = min((s.times.first_token for s in texts), default=0.0) if calm else 0.0
-        self._tokens = tokens // 2 if self._texts else tokens  # of prompts
-        self.left = min(tokens, self._texts + self._tokens)
+        self._tokens = self.left = tokens
 
     def _owed(self, running: list[Sequence]) -> Sequence | None:
         """The prompt that comes before what others want, if there is one."""
@@ -183,7 +182,8 @@ class StepBudget:
         )
         if self._company and sequence is not self._first and pace.seconds(self._texts) < COMPANY:
             limit = min(limit, COMPANY)
-        return min(self._tokens, max(LEAST, pace.fitting(limit, self._texts, self._tokens)))
+        most = self._tokens // 2 if self._texts else self._tokens
+        return min(most, max(LEAST, pace.fitting(limit, self._texts, most)))
 
     def _at_once(self, sequence: Sequence, rows: Counter[str]) -> bool:
         """Whether a prompt can be computed in one step of bearable length."""

@@ -167,7 +167,8 @@ class Scheduler:
         """The next step, with blocks allocated for all of it.
 
         Sequences with one token to compute come first and leave the others half of a step at most,
-        so that long prompts do not hold them up; within that, and for admission, the policy orders.
+        so that later prompts do not hold them up; within that, and for admission, the policy
+        orders.
         """
         spans: list[ScheduledSpan] = []
         self.stalled = []

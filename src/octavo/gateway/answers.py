@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from octavo.balance.retry import RETRYABLE
 from octavo.errors import RequestError
-from octavo.gateway.body import RESPONSES, RESUMABLE
+from octavo.gateway.body import RESUMABLE
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.headers import KEYS
 from octavo.gateway.job import RelayJob
@@ -23,7 +23,9 @@ STREAMS = ("text/event-stream", "application/x-ndjson")
 DONE = b"[DONE]"  # data of its own: texts may say so, too
 LINES = 16  # the last of a stream, which say what it took: of some five events
 BESIDE = (b":", b"event:", b"id:", b"retry:")  # lines of an event that are no data
-LAST = ("response.completed", "response.incomplete", "response.failed", "error")
+LAST = (  # types of events by which streams end that need no DONE
+    "response.completed", "response.incomplete", "response.failed", "message_stop", "error",
+)  # fmt: skip
 FAILED = ("error", "response.failed")  # types of events
 LONGEST = 86_400.0  # seconds that an upstream may want to be left alone, for clients to hear of it
 REST, MOST_REST = 1.0, 30.0  # seconds of an upstream that says that it is busy, and at most
@@ -117,10 +119,18 @@ class _Whole(msgspec.Struct, frozen=True):
 
 
 class _Last(_Whole, frozen=True):
-    """One of the last events of a stream. response: has its numbers within; Ollama's is text."""
+    """One of the last events of a stream. response: has its numbers within; Ollama's is text.
+    done, stop: of Ollama's and llama.cpp's very last."""
 
     type: Any = None
+    done: Any = None
+    stop: Any = None
     response: _Whole | str | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether a stream that needs no DONE ends with it."""
+        return self.type in LAST or self.done is True or self.stop is True
 
     @property
     def numbers(self) -> Spent:
@@ -189,16 +199,6 @@ def is_final(rest: bytes) -> bool:
         return False
 
 
-def is_cut(rest: bytes) -> bool:
-    """Whether what follows the last whole event of a stream breaks off within one: its last line of
-    data is no JSON."""
-    data = next((data for data in _last_data(rest) if data != DONE), b"{}")
-    with suppress(*NOT_JSON):
-        msgspec.json.decode(data)
-        return False
-    return True
-
-
 def _last_data(part: bytes) -> list[bytes]:
     """The data of the last events of a part of a stream, the latest first."""
     lines = [line.strip() for line in reversed(part.rsplit(b"\n", LINES)[-LINES:])]
@@ -214,9 +214,9 @@ def streamed(job: RelayJob) -> Spent | None:
     error is one."""
     path, last = job.asked.path, _last_data(b"".join(job.ends))
     done, told = DONE in last, [event for data in last if (event := _told(data))]
-    if path == RESPONSES and not done:  # which some end without it
-        done = any(event.type in LAST for event in told)
-    if path in (RESPONSES, *RESUMABLE) and not (done or job.erred):
+    if path not in RESUMABLE:
+        done = done or any(event.ends for event in told)
+    if not (done or job.erred):
         return None
     numbers = [event.numbers for event in told]
     found = next((spent for spent in numbers if spent.completion_tokens), Spent())
@@ -235,11 +235,9 @@ def _told(data: bytes) -> _Last | None:
 
 
 def complete(job: RelayJob) -> bool:
-    """Whether the end of a stream has been passed on, where that can be told: what fails after it
-    is no fault."""
-    if job.follower is not None:
-        return job.follower.spent is not None
-    return job.asked.path in (RESPONSES, *RESUMABLE) and streamed(job) is not None
+    """Whether the end of a stream has been passed on: what fails after it is no fault."""
+    spent = streamed(job) if job.follower is None else job.follower.spent
+    return spent is not None
 
 
 def failure(path: str, error: RequestError) -> bytes:

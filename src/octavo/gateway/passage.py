@@ -8,7 +8,6 @@ from octavo.gateway.answers import (
     end_of_event,
     events,
     failure_in,
-    is_cut,
     is_final,
     start_of_data,
     streamed,
@@ -87,7 +86,7 @@ class Passage:
 
     @property
     def whole(self) -> bool:
-        """All has come, its end with it; False where that cannot be told."""
+        """All has come, its end with it."""
         return self._answer.over and complete(self._job)
 
     def end(self) -> bytes:
@@ -100,10 +99,9 @@ class Passage:
                 return follower.rest
         else:
             self._look_for_failure(held)
-            cut = held and not complete(job) and is_cut(held)
             if held:
                 self._note(held + b"\n")  # a last event may be without the line that ends it
-            spent = None if cut else streamed(job)
+            spent = streamed(job)
         if spent is None:
             assert job.lease is not None
             raise UpstreamFailed(f"upstream {job.lease.upstream.id} ended in the middle")
