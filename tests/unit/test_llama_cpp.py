@@ -208,7 +208,7 @@ def test_what_clients_ask_about(server: Listener) -> None:
     _, props = server.json("/props?model=bob")
     assert props["default_generation_settings"]["n_ctx"] == 64
     assert (props["total_slots"], props["model_alias"], props["eos_token"]) == (
-        32,
+        64,
         "bob",
         "<|im_end|>",
     )
@@ -221,7 +221,7 @@ def test_what_clients_ask_about(server: Listener) -> None:
     client.stats["running"] = 2
     _, slots = server.json("/slots?model=bob")
     client.stats["running"] = 0
-    assert [one["is_processing"] for one in slots] == [True] * 2 + [False] * 30
+    assert [one["is_processing"] for one in slots] == [True] * 2 + [False] * 62
     assert server.json("/props")[0] == 400 and server.json("/slots?model=nobody")[0] == 404
 
 
