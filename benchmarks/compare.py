@@ -10,8 +10,9 @@ or does not run is reported with the reason and left out of the ratios. Precisio
 divergence from fp32 on the same text, and needs torch. --update puts the table where a Markdown file
 has `<!-- compare MODEL ISA -->` and `<!-- end -->`: the file's name and the instruction set.
 
---isa restricts all: Octavo by OCTAVO_ISA; llama.cpp by building it for that set; OpenVINO by
-ONEDNN_MAX_CPU_ISA, which its kernels made at run time obey, and a few compiled ones do not.
+--isa is the most that all may use. Octavo takes by OCTAVO_ISA what it would take by itself on this
+processor if it had no more; llama.cpp is built for that set; OpenVINO obeys ONEDNN_MAX_CPU_ISA in
+its kernels made at run time, and in a few compiled ones does not.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from octavo import _native
 from octavo.backends.cpu.executor import host_isa
 from octavo.bench.engine import processor
 
@@ -92,16 +94,24 @@ def install(name: str, work: Path, isa: str | None = None) -> tuple[Path, str | 
     return python, None
 
 
+def own_choice(isa: str) -> str:
+    """The instruction set that Octavo takes where a processor like this has none beyond `isa`: on
+    Intel's that is avx512vnni for avx512bf16, whose products are slow there."""
+    allowed = list(ISAS)[: list(ISAS).index(isa) + 1]
+    return next(each for each in _native.isas() if each in allowed)
+
+
 def programs(
     peers: Sequence[str], work: Path, isa: str | None, settings: Sequence[str]
 ) -> tuple[dict[str, Program], dict[str, str]]:
     """What to run by name, and what could not be installed, with the reason. settings: of Octavo's
     activations; the first is what ratios are of."""
-    restricted = {"OCTAVO_ISA": isa, "ONEDNN_MAX_CPU_ISA": ISAS[isa][0]} if isa else {}
+    restricted = {"ONEDNN_MAX_CPU_ISA": ISAS[isa][0]} if isa else {}
+    own = {"OCTAVO_ISA": own_choice(isa)} if isa else {}
     found, left_out = {}, {}
     for i, setting in enumerate(settings):
         name = f"octavo {setting}" if i else "octavo"
-        env = restricted | {"OCTAVO_ACTIVATIONS": setting}
+        env = own | {"OCTAVO_ACTIVATIONS": setting}
         found[name] = Program(Path(sys.executable), "octavo", env)
     for name in peers:
         python, problem = install(name, work, isa)
@@ -227,7 +237,7 @@ def main() -> None:
         "--work", type=Path, required=True, help="folder of the peers' environments"
     )
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}")
-    parser.add_argument("--isa", choices=ISAS, help="restrict all to this instruction set")
+    parser.add_argument("--isa", choices=ISAS, help="the most that all may use")
     parser.add_argument("--activations", default="auto", help="Octavo's, separated by commas")
     parser.add_argument("--precision", type=int, default=2048, help="tokens for it, or 0")
     parser.add_argument("--threads", type=int, default=2)
@@ -259,8 +269,10 @@ def main() -> None:
     summary, quality = summarize(rounds), {}
     if a.precision:
         quality = precision(a.model, a.precision, a.threads, chosen, a.work, a.timeout)
-    isa = a.isa or host_isa()
-    caption = f"{processor()}, {isa}, {a.threads} threads, {datetime.date.today()}, medians of {a.rounds}:"
+    taken = own_choice(a.isa) if a.isa else host_isa()
+    isa = a.isa or taken
+    used = isa if isa == taken else f"{isa} (octavo: {taken})"
+    caption = f"{processor()}, {used}, {a.threads} threads, {datetime.date.today()}, medians of {a.rounds}:"
     text = f"{caption}\n\n{table(summary, quality)}"
     print(text)
     for name, problem in left_out.items():

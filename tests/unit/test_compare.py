@@ -65,6 +65,21 @@ def test_all_are_restricted_to_an_instruction_set(compare, tmp_path: Path) -> No
     assert not found["llama.cpp"].env and found["octavo"].env == {"OCTAVO_ACTIVATIONS": "auto"}
 
 
+@pytest.mark.parametrize(
+    ("most", "best_first", "taken"),
+    [("avx512bf16", "amx avx512vnni avx512bf16 avxvnni avx2 scalar", "avx512vnni"),
+     ("avx512bf16", "avx512bf16 avx512vnni avx2 scalar", "avx512bf16"),
+     ("avx512vnni", "amx avx512vnni avx512bf16 avxvnni avx2 scalar", "avx512vnni"),
+     ("avx2", "amx avx512vnni avx512bf16 avxvnni avx2 scalar", "avx2"),
+     ("amx", "amx avx512vnni avx512bf16 avxvnni avx2 scalar", "amx")],
+)  # fmt: skip
+def test_octavo_takes_what_it_would_take_without_more(  # type: ignore[no-untyped-def]
+    compare, monkeypatch: pytest.MonkeyPatch, most: str, best_first: str, taken: str
+) -> None:
+    monkeypatch.setattr(compare._native, "isas", best_first.split)
+    assert compare.own_choice(most) == taken
+
+
 def test_precision_is_that_of_the_distributions(tmp_path: Path) -> None:
     quality = script(SCRIPT.parent / "peers" / "quality.py")
     rng = np.random.default_rng(1)
