@@ -13,7 +13,7 @@ from octavo.errors import DoesNotFit, UsageError
 from octavo.program import Program
 
 GIB, MIB = 1 << 30, 1 << 20
-STEP_TOKENS = 512  # tokens a step computes: prefill in pieces this long, half of it beside decoding
+STEP_TOKENS = 512  # tokens a step computes: prefill in pieces this long, half beside earlier texts
 SEQUENCES = 64  # requests computed together
 DEVICE_SHARE = 0.9  # of a GPU's memory, when no amount is named
 DEFAULT_SHARE = 0.8  # of the memory available, when no amount is named

@@ -23,9 +23,8 @@ STREAMS = ("text/event-stream", "application/x-ndjson")
 DONE = b"[DONE]"  # data of its own: texts may say so, too
 LINES = 16  # the last of a stream, which say what it took: of some five events
 BESIDE = (b":", b"event:", b"id:", b"retry:")  # lines of an event that are no data
-LAST = (  # types of events by which streams end that need no DONE
-    "response.completed", "response.incomplete", "response.failed", "message_stop", "error",
-)  # fmt: skip
+# types of events by which streams end that need no DONE
+LAST = ("response.completed", "response.incomplete", "response.failed", "message_stop", "error")
 FAILED = ("error", "response.failed")  # types of events
 LONGEST = 86_400.0  # seconds that an upstream may want to be left alone, for clients to hear of it
 REST, MOST_REST = 1.0, 30.0  # seconds of an upstream that says that it is busy, and at most
