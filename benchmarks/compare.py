@@ -94,11 +94,11 @@ def install(name: str, work: Path, isa: str | None = None) -> tuple[Path, str | 
     return python, None
 
 
-def own_choice(isa: str) -> str:
-    """The instruction set that Octavo takes where a processor like this has none beyond `isa`: on
-    Intel's that is avx512vnni for avx512bf16, whose products are slow there."""
-    allowed = list(ISAS)[: list(ISAS).index(isa) + 1]
-    return next(each for each in _native.isas() if each in allowed)
+def octavo_isa(most: str) -> str:
+    """The instruction set that Octavo prefers on this processor, of those up to `most`: on Intel's
+    avx512vnni to avx512bf16, whose products are slow there."""
+    allowed = list(ISAS)[: list(ISAS).index(most) + 1]
+    return next(isa for isa in _native.isas() if isa in allowed)
 
 
 def programs(
@@ -107,7 +107,7 @@ def programs(
     """What to run by name, and what could not be installed, with the reason. settings: of Octavo's
     activations; the first is what ratios are of."""
     restricted = {"ONEDNN_MAX_CPU_ISA": ISAS[isa][0]} if isa else {}
-    own = {"OCTAVO_ISA": own_choice(isa)} if isa else {}
+    own = {"OCTAVO_ISA": octavo_isa(isa)} if isa else {}
     found, left_out = {}, {}
     for i, setting in enumerate(settings):
         name = f"octavo {setting}" if i else "octavo"
@@ -269,7 +269,7 @@ def main() -> None:
     summary, quality = summarize(rounds), {}
     if a.precision:
         quality = precision(a.model, a.precision, a.threads, chosen, a.work, a.timeout)
-    taken = own_choice(a.isa) if a.isa else host_isa()
+    taken = octavo_isa(a.isa) if a.isa else host_isa()
     isa = a.isa or taken
     used = isa if isa == taken else f"{isa} (octavo: {taken})"
     caption = f"{processor()}, {used}, {a.threads} threads, {datetime.date.today()}, medians of {a.rounds}:"

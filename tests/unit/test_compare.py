@@ -73,11 +73,11 @@ def test_all_are_restricted_to_an_instruction_set(compare, tmp_path: Path) -> No
      ("avx2", "amx avx512vnni avx512bf16 avxvnni avx2 scalar", "avx2"),
      ("amx", "amx avx512vnni avx512bf16 avxvnni avx2 scalar", "amx")],
 )  # fmt: skip
-def test_octavo_takes_what_it_would_take_without_more(  # type: ignore[no-untyped-def]
+def test_octavo_prefers_what_it_would_without_more(  # type: ignore[no-untyped-def]
     compare, monkeypatch: pytest.MonkeyPatch, most: str, best_first: str, taken: str
 ) -> None:
     monkeypatch.setattr(compare._native, "isas", best_first.split)
-    assert compare.own_choice(most) == taken
+    assert compare.octavo_isa(most) == taken
 
 
 def test_precision_is_that_of_the_distributions(tmp_path: Path) -> None:
